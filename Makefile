@@ -1,0 +1,39 @@
+# `make` alone lists the targets. Every target makes or refreshes .venv by itself.
+
+PYTHON ?= python3
+EXTRAS := train,mcp,synthesize,dev
+BIN    := .venv/bin
+STAMP  := .venv/.stamp
+DEMO   := $(BIN)/trialogue eval shop --user agenda --split test --tasks 100 --trials 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv, or refresh it when pyproject.toml or constraints.txt changed
+
+demo: $(STAMP) ## evaluate a naive agent and the oracle on the built-in shop
+	$(DEMO) --agent naive
+	$(DEMO) --agent oracle
+
+test: $(STAMP) ## run the tests; ARGS="-k talk -n 2" goes to pytest
+	$(BIN)/pytest tests --ignore=tests/hosts -m "not slow" $(ARGS)
+
+check: $(STAMP) ## check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+clean: ## remove .venv, caches and builds; runs are kept
+	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "trialogue needs Python 3.11 or newer and '$(PYTHON)' is not. Name one: make setup PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
