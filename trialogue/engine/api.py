@@ -1,0 +1,192 @@
+"""The seam between algorithms and whatever computes: five verbs on plain lists of ints and floats.
+
+Nothing here knows a tokenizer or a template, and nothing here imports torch, so the core install and
+clients of remote engines can use it. `TorchEngine` is the embedded engine behind this seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+StopReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw a completion. Temperature 0 is greedy.
+
+    Log-probabilities come from the tempered distribution (logits divided by the temperature, or by 1 when
+    greedy), before top-p truncation. With `top_p=1` that is exactly the distribution sampled from, and
+    what an importance ratio needs when the trainer divides by the same temperature.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_tokens: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was sampled: `tokens` ends with the stop token when `stop_reason` is "stop"."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: StopReason
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training sequence; every list has the length of `tokens`.
+
+    mask is 1 where the policy sampled the token (never at position 0, which has nothing before it);
+    logprobs are the sampler's there. `turns` may number the turn each token belongs to.
+    """
+
+    tokens: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    advantages: list[float]
+    reference_logprobs: list[float] | None = None
+    id: str = ""
+    turns: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """The masked tokens of the whole rows of one micro-batch, flat, with totals of the whole call.
+
+    A loss divides by the totals it names (`total_rows`, `total_tokens`), never by local counts: then the
+    losses of micro-batches add up to the loss of the step, however rows were split.
+    """
+
+    old_logprobs: Tensor
+    advantages: Tensor
+    reference_logprobs: Tensor | None
+    entropy: Tensor  # of the distribution each token was drawn from; carries no gradient
+    row: Tensor  # index of the row here (0 … rows-1) each token belongs to
+    turns: Tensor | None
+    tokens_per_row: Tensor  # masked tokens of each row here
+    rows: int
+    total_rows: int
+    total_tokens: int
+
+
+class LossFunction(Protocol):
+    """Maps new log-probabilities [N] to a scalar that is summed over micro-batches.
+
+    Metrics are summed over micro-batches as well, so they are divided by totals too; a name that ends in
+    `_max` or `_min` is reduced by that instead.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(
+        self, new_logprobs: Tensor, batch: TokenBatch
+    ) -> tuple[Tensor, dict[str, Tensor | float]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """`logprobs[i]` are the new log-probabilities at the masked positions of row i, in order."""
+
+    logprobs: list[list[float]]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimParams:
+    """AdamW for one step; weight decay touches matrices only. `grad_clip` 0 means no clipping."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, for callers that must choose."""
+
+    trains: Literal["full", "lora", "none"]
+    custom_losses: bool
+    prompt_logprobs: bool
+    max_length: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Train low-rank adapters instead of all weights."""
+
+    r: int = 16
+    alpha: int = 32
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Knobs of the embedded engine. The defaults suit a small model on a CPU."""
+
+    device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU when there is one
+    lora: LoraSettings | None = None
+    gradient_checkpointing: bool = False
+    max_tokens_per_micro_batch: int = 16384
+    cache_bytes: int = 4 << 30  # keys and values kept for conversations
+    prefill_chunk: int = 2048  # new tokens in one sampler step
+    keep_sessions: bool = True  # off: every turn is computed from its first token
+    share_prefixes: bool = True
+    seed: int = 0
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Weights that can be sampled from and updated. One engine is used from one event loop at a time."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def weight_version(self) -> int: ...
+
+    async def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
+    ) -> list[Completion]:
+        """Completions, one for each prompt. A session keeps its cache for the next turn (one prompt only)."""
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """Forget what is cached for a conversation that will not go on."""
+        ...
+
+    async def forward(self, rows: Sequence[Row], temperature: float = 1.0) -> list[list[float]]:
+        """Log-probability of every token given those before it; 0.0 at position 0."""
+        ...
+
+    async def forward_backward(
+        self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0
+    ) -> Outputs:
+        """Add the gradient of the loss over these rows to what is accumulated."""
+        ...
+
+    async def optim_step(self, params: OptimParams) -> dict[str, float]:
+        """Apply and clear the accumulated gradient; a non-finite one is dropped and reported as `skipped`."""
+        ...
+
+    async def publish(self) -> int:
+        """Make the current weights the ones that are sampled from; returns their version."""
+        ...
+
+    async def save_state(self, path: Path) -> None: ...
+
+    async def load_state(self, path: Path) -> None: ...

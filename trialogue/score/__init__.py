@@ -1,0 +1,1 @@
+"""How well it went: rewards, metrics, evaluation and benchmarks."""

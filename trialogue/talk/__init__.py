@@ -1,0 +1,1 @@
+"""Who speaks: models, users, and the conversation between them."""

@@ -1,0 +1,114 @@
+"""Turns, trajectories and groups: what a conversation leaves behind, and its JSONL form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trialogue.errors import Blame
+from trialogue.messages import Frozen, Message, ToolCall
+from trialogue.task import Side, Task
+
+End = Literal["user_stop", "agent_stop", "max_turns", "too_long", "error"]
+Finish = Literal["stop", "length"]
+
+
+class Tokens(Frozen):
+    """The exact ids behind one sampled message; a row of training data is these laid end to end.
+
+    Example: policy and user `[5, 6, 7]`, reply `[8, 9]`, then a tool result `[3]` and reply `[4]` give
+    `Tokens(start=True, prompt=(5, 6, 7), reply=(8, 9))` and `Tokens(prompt=(3,), reply=(4,))`:
+    one row `5 6 7 8 9 3 4` with mask `0 0 0 1 1 0 1`.
+    """
+
+    start: bool = False
+    """True where a new row begins: the first reply, or one whose template rewrote the history."""
+    prompt: tuple[int, ...]
+    """Ids laid before this reply: the whole prompt at a start, else only what was observed since."""
+    reply: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One per id of the reply, under the weights that sampled it."""
+    version: int = 0
+    """Number of the published weights that sampled the reply."""
+
+
+class Usage(Frozen):
+    """Tokens one model call was billed for."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model answers, before the conversation makes a turn of it."""
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    tokens: Tokens | None = None
+    finish: Finish = "stop"
+    usage: Usage | None = None
+    model: str | None = None
+
+
+class Turn(Frozen):
+    """One message. A tool's result belongs to the side that called the tool."""
+
+    side: Side
+    message: Message
+    tokens: Tokens | None = None
+    finish: Finish = "stop"
+    failed: bool = False
+    """On a tool's result: the tool refused or the call was malformed."""
+    usage: Usage | None = None
+    model: str | None = None
+    """Which model spoke, where it is not the same for the whole run."""
+    seconds: float = Field(default=0.0, exclude=True)
+    """Kept out of the trajectory file, so that equal seeds give equal bytes."""
+
+
+class Reward(Frozen):
+    """How well it went: a value, its parts, and evidence a person can read."""
+
+    value: float
+    parts: dict[str, float] = {}
+    why: tuple[str, ...] = ()
+
+
+class Trajectory(Frozen):
+    """One conversation from its first message to its end."""
+
+    id: str
+    task: Task
+    trial: int = 0
+    seed: int = 0
+    turns: tuple[Turn, ...]
+    end: End
+    reward: Reward | None = None
+    """None where the conversation failed (`end` is `error`): it never counts as 0 or 1."""
+    error: str | None = None
+    blame: Blame | None = None
+    meta: dict[str, Any] = {}
+
+    @property
+    def value(self) -> float:
+        """The reward as a number; asking a failed conversation for it is a mistake."""
+        if self.reward is None:
+            raise ValueError(f"conversation {self.id} ended in '{self.end}' and has no reward")
+        return self.reward.value
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude_defaults=True)
+
+
+class Group(Frozen):
+    """The conversations of one task; `failed` ones are kept for the record and never scored."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    failed: tuple[Trajectory, ...] = ()

@@ -1,0 +1,1 @@
+"""What one sees: reports, the terminal and the local page."""

@@ -1,0 +1,1 @@
+"""What there is: tools, databases, domains and their tasks."""

@@ -1,0 +1,252 @@
+"""Domains and environments: `Domain.open(task)` gives the single-use world of one conversation."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from trialogue.errors import DomainError, ToolError
+from trialogue.task import Call, Side, Task
+from trialogue.trajectory import Reward, Trajectory
+from trialogue.world.database import Change, Database, Store
+from trialogue.world.tools import Tool, ToolResult, to_text
+
+STOP = "###STOP###"
+"""What a simulated user writes to end the conversation."""
+
+
+class TaskSource(Protocol):
+    """Where a domain's tasks come from: a file, or a generator that never runs dry."""
+
+    def __call__(
+        self,
+        split: str,
+        count: int | None = None,
+        seed: int = 0,
+        *,
+        levels: Sequence[int] = (),
+        families: Sequence[str] = (),
+    ) -> list[Task]: ...
+
+
+RewardFunction = Callable[[Task, Trajectory, "Environment"], Reward]
+Hook = Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """A policy, a database with tools, and tasks over it."""
+
+    name: str
+    policy: str
+    """The agent's system prompt."""
+    database: Database
+    tasks: TaskSource
+    user_database: Database | None = None
+    """Where the user has tools of their own (dual control)."""
+    after_call: Hook | None = None
+    """Called with both databases after each call, to keep the two sides in step."""
+    greeting: str | None = None
+    """The agent's fixed first words; without them the user opens."""
+    reward: RewardFunction | None = None
+    """None: the outcome reward over what the task expects."""
+    oracle: Callable[[Task, int], Any] | None = None
+    """Makes a model that solves a task through the public interface."""
+    user: Callable[[Task, int], Any] | None = None
+    """Makes a rule-based user for a task."""
+    user_guidelines: str | None = None
+    """How an LLM is told to play the user here; None takes the general guidelines."""
+    stop_tokens: tuple[str, ...] = (STOP,)
+    stop_anywhere: bool = False
+    """True ends on a stop token anywhere in the user's text; else it must close the message."""
+    reference: str = ""
+    """How to find this domain again; the name where empty."""
+    notes: dict[str, str] = field(default_factory=lambda: {})
+    """Printed with every result, such as the version of a benchmark's data."""
+    _prepared: OrderedDict[str, tuple[Task, Store, Store | None]] = field(
+        default_factory=OrderedDict, init=False, repr=False
+    )
+
+    def open(self, task: Task) -> Environment:
+        """A fresh environment. The work of setting a task up is done once for all its conversations."""
+        known = self._prepared.get(task.id)
+        if known is None or (known[0] is not task and known[0] != task):
+            known = self._prepare(task)
+            self._prepared[task.id] = known
+            if len(self._prepared) > 1024:
+                self._prepared.popitem(last=False)
+        _, store, user_store = known
+        database = type(self.database)(store)
+        user_database = None
+        if self.user_database is not None and user_store is not None:
+            user_database = type(self.user_database)(user_store)
+        return Environment(self, task, database, user_database)
+
+    def _prepare(self, task: Task) -> tuple[Task, Store, Store | None]:
+        database = self.database.fork()
+        user_database = self.user_database.fork() if self.user_database is not None else None
+        environment = Environment(self, task, database, user_database)
+        if task.setup.data:
+            database.update(task.setup.data)
+        if task.setup.user_data:
+            if user_database is None:
+                raise DomainError(f"task {task.id} sets up user data, but the user has no database")
+            user_database.update(task.setup.user_data)
+        for call in task.setup.calls:
+            environment.do(call)
+        return task, database.freeze(), user_database.freeze() if user_database is not None else None
+
+    @classmethod
+    def load(cls, beside: str | Path, database: type[Database], **more: Any) -> Domain:
+        """Read `policy.md`, `database.json` and `tasks.jsonl` from the folder of `beside` (a `__file__`)."""
+        folder = Path(beside).resolve()
+        folder = folder if folder.is_dir() else folder.parent
+        name = str(more.pop("name", folder.name))
+        source = read_file(folder / "database.json")
+        try:
+            data = json.loads(source)
+        except ValueError as error:
+            raise DomainError(f"{folder / 'database.json'}: not JSON: {error}") from None
+        tasks = read_tasks(folder / "tasks.jsonl", name)
+        more.setdefault("reference", str(Path(beside).resolve()))
+        policy = read_file(folder / "policy.md")
+        return cls(name=name, policy=policy, database=database.load(data), tasks=from_list(name, tasks), **more)
+
+
+def read_file(path: Path) -> str:
+    """A domain's file as text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DomainError(f"the domain needs a file {path.name} at {path}") from None
+
+
+def read_tasks(path: Path, domain: str) -> list[Task]:
+    """Tasks from JSON lines; the domain's name is filled in."""
+    tasks: list[Task] = []
+    for number, line in enumerate(read_file(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            tasks.append(Task.model_validate({"domain": domain, **json.loads(line)}))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DomainError(f"{path}, line {number}: {where}: {first['msg']}") from None
+        except ValueError as error:
+            raise DomainError(f"{path}, line {number}: not JSON: {error}") from None
+    return tasks
+
+
+def from_list(domain: str, tasks: Iterable[Task]) -> TaskSource:
+    """A task source over a fixed list."""
+    known = list(tasks)
+    twice = {task.id for task in known if sum(other.id == task.id for other in known) > 1} if known else set()
+    if twice:
+        raise DomainError(f"{domain}: task ids must be unique; repeated: {sorted(twice)}")
+
+    def find(
+        split: str,
+        count: int | None = None,
+        seed: int = 0,
+        *,
+        levels: Sequence[int] = (),
+        families: Sequence[str] = (),
+    ) -> list[Task]:
+        chosen = [task for task in known if split in ("all", task.split)]
+        if not chosen:
+            splits = sorted({task.split for task in known})
+            raise DomainError(f"{domain} has no tasks in split '{split}'; it has {', '.join(splits) or 'none'}")
+        chosen = [
+            task
+            for task in chosen
+            if (not levels or task.level in levels) and (not families or task.family in families)
+        ]
+        return chosen[:count]
+
+    return find
+
+
+class Environment:
+    """The world of one conversation: single use, cheap, and changed only through calls."""
+
+    __slots__ = ("database", "domain", "task", "user_database")
+
+    def __init__(
+        self, domain: Domain, task: Task, database: Database, user_database: Database | None
+    ) -> None:
+        self.domain = domain
+        self.task = task
+        self.database = database
+        self.user_database = user_database
+
+    @property
+    def policy(self) -> str:
+        return self.domain.policy
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        return self.database.tools
+
+    @property
+    def user_tools(self) -> Mapping[str, Tool]:
+        return {} if self.user_database is None else self.user_database.tools
+
+    def call(self, name: str, arguments: dict[str, Any] | str, side: Side = "agent") -> ToolResult:
+        """Run a tool for one side. Whatever the caller did wrong comes back as text."""
+        tools = self.tools if side == "agent" else self.user_tools
+        tool = tools.get(name)
+        if tool is None:
+            return ToolResult(f"Error: there is no tool '{name}'; the tools are {', '.join(tools)}", True)
+        if isinstance(arguments, str):
+            return ToolResult(f"Error: {name}: the arguments are not a JSON object", True)
+        try:
+            result = self._database(side).run(tool, arguments)
+        except ToolError as error:
+            return ToolResult(f"Error: {error}", True)
+        self._keep_in_step()
+        return ToolResult(to_text(result), False, tool.ends)
+
+    def do(self, call: Call) -> Any:
+        """Run a set-up call or assertion of a task: any public method of that side's database."""
+        result = self._database(call.side).do(call.name, call.arguments)
+        self._keep_in_step()
+        return result
+
+    def _keep_in_step(self) -> None:
+        if self.domain.after_call is not None:
+            self.domain.after_call(self.database, self.user_database)
+
+    def _database(self, side: Side) -> Database:
+        database = self.database if side == "agent" else self.user_database
+        if database is None:
+            raise DomainError(f"{self.domain.name}: the user has no database")
+        return database
+
+    def digest(self) -> str:
+        """Equal digests mean equal worlds on both sides."""
+        if self.user_database is None:
+            return self.database.digest()
+        return f"{self.database.digest()}-{self.user_database.digest()}"
+
+    def difference(self, other: Environment | None = None) -> list[Change]:
+        """What changed since opening, or how this differs from another environment of the task."""
+        changes = self.database.difference(None if other is None else other.database)
+        if self.user_database is not None:
+            theirs = self.user_database.difference(None if other is None else other.user_database)
+            changes += [Change(f"user.{change.path}", change.before, change.after) for change in theirs]
+        return changes
+
+    def reopen(self) -> Environment:
+        """A fresh environment of the same task."""
+        return self.domain.open(self.task)
+
+    def replay(self, calls: Iterable[tuple[str, dict[str, Any] | str, Side]]) -> list[ToolResult]:
+        """Run calls one after the other."""
+        return [self.call(name, arguments, side) for name, arguments, side in calls]
