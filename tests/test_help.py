@@ -58,7 +58,7 @@ def test_the_verbs_are_found() -> None:
     assert len(list(find_verbs(main))) > 1
 
 
-@pytest.mark.parametrize("words", find_verbs(main), ids=lambda words: " ".join(words) or "trialogue")
+@pytest.mark.parametrize("words", list(find_verbs(main)), ids=lambda words: " ".join(words) or "trialogue")
 def test_help_is_instant(words: tuple[str, ...]) -> None:
     fastest = float("inf")
     for _ in range(TRIES):
