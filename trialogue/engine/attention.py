@@ -1,0 +1,216 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportPrivateUsage=false
+"""One hook into any transformers causal model: what its tokens look back at is decided by a plan.
+
+The model runs on flat packed tokens [1, N] with explicit positions and no mask or cache of its own. Each
+attention layer, and each short convolution of LFM2, hands its inputs to the plan of the moment: the
+sampler's plan reads and writes kept caches, the update's plan follows a prefix tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from trialogue.errors import EngineError
+
+IMPLEMENTATION = "trialogue"
+SUPPORTED = (
+    "Supported are decoder-only transformers models with full causal attention in every layer "
+    "(Llama, SmolLM2, Qwen2, Qwen3, Mistral without sliding window, …) and LFM2 (short convolutions + attention)."
+)
+
+
+class Plan(Protocol):
+    """What the N packed tokens of one forward pass look back at."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [H, N, D], key and value [KV, N, D] → [N, H, D]."""
+        ...
+
+    def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
+        """inputs [N, C] → the inputs of the token `k` places before each token, k = 1 … kernel-1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShapes:
+    """What each layer keeps for a token: (KV heads, key width, value width), or (channels, kernel)."""
+
+    attention: dict[int, tuple[int, int, int]]
+    convolution: dict[int, tuple[int, int]]
+    dtype: torch.dtype
+
+
+class Wiring:
+    """A model whose layers ask `self.plan`. Held by the modules themselves, so that recomputation in a
+    backward pass, which may run on another thread, finds the same plan."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.plan: Plan | None = None
+        refuse_unsupported(model)
+        AttentionInterface.register(IMPLEMENTATION, planned_attention)
+        try:
+            model.set_attn_implementation(IMPLEMENTATION)
+        except (ValueError, ImportError) as error:
+            raise EngineError(f"{type(model).__name__} cannot take another attention: {error}. {SUPPORTED}") from error
+        self.decoder = cast(nn.Module, model.base_model)
+        head = model.get_output_embeddings()
+        if head is None:
+            raise EngineError(f"{type(model).__name__} has no output embeddings. {SUPPORTED}")
+        self.head = cast(nn.Module, head)
+        for module in self.decoder.modules():
+            if hasattr(module, "layer_idx"):
+                cast(Any, module).wiring = self
+            if is_short_convolution(module):
+                cast(Any, module).forward = MethodType(planned_convolution, module)
+        self.shapes = self._probe()
+
+    @contextmanager
+    def using(self, plan: Plan) -> Iterator[None]:
+        self.plan = plan
+        try:
+            yield
+        finally:
+            self.plan = None
+
+    def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Final hidden states [N, width] of packed tokens under the plan in use."""
+        output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        return output.last_hidden_state[0]
+
+    def _probe(self) -> LayerShapes:
+        """One tiny forward pass tells which layers keep what, without reading any configuration."""
+        recorder = Recorder()
+        device = next(self.model.parameters()).device
+        with torch.no_grad(), self.using(recorder):
+            self.hidden(torch.zeros(2, dtype=torch.long, device=device), torch.arange(2, device=device))
+        layers = self.model.config.get_text_config().num_hidden_layers
+        seen = len(recorder.attention) + len(recorder.convolution)
+        if seen != layers:
+            raise EngineError(
+                f"{type(self.model).__name__} has {layers} layers, of which {seen} look back through attention or "
+                f"short convolutions this engine knows. {SUPPORTED}"
+            )
+        return LayerShapes(recorder.attention, recorder.convolution, recorder.dtype)
+
+
+class Recorder:
+    """A plan that only notes the shapes of what passes through."""
+
+    def __init__(self) -> None:
+        self.attention: dict[int, tuple[int, int, int]] = {}
+        self.convolution: dict[int, tuple[int, int]] = {}
+        self.dtype = torch.float32
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        self.attention[layer] = (key.shape[0], key.shape[2], value.shape[2])
+        self.dtype = value.dtype
+        return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+
+    def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
+        self.convolution[layer] = (inputs.shape[1], kernel)
+        return [torch.zeros_like(inputs) for _ in range(kernel - 1)]
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raise for models that keep state or shape attention in ways no plan honours."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "conv"}
+    if kinds:
+        raise EngineError(f"{name} has layers of kind {', '.join(sorted(kinds))}. {SUPPORTED}")
+    if getattr(model, "_is_stateful", False):
+        raise EngineError(f"{name} keeps recurrent state. {SUPPORTED}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise EngineError(f"{name} is an encoder-decoder. {SUPPORTED}")
+    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
+        raise EngineError(f"{name} uses a sliding window of {config.sliding_window} tokens. {SUPPORTED}")
+    for setting in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, setting, None) is not None:
+            raise EngineError(f"{name} caps logits ({setting}). {SUPPORTED}")
+
+
+def planned_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls in every attention layer: query [1, H, N, D], key, value [1, KV, N, D]."""
+    for option in ("sliding_window", "softcap", "s_aux"):
+        if options.get(option) is not None:
+            raise EngineError(f"{type(module).__name__} asks for `{option}` in its attention. {SUPPORTED}")
+    wiring = cast("Wiring | None", getattr(module, "wiring", None))
+    if wiring is None or wiring.plan is None:
+        raise EngineError("this model belongs to a TorchEngine: call the engine, not the model")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # Under autocast rotary embeddings leave queries and keys in float32 while values are half precision.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    output = wiring.plan.attend(cast(Any, module).layer_idx, query[0], key[0], value[0], scaling)
+    return output[None], None
+
+
+def is_short_convolution(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("ShortConv") and isinstance(getattr(module, "conv", None), nn.Conv1d)
+
+
+def planned_convolution(module: Any, hidden_states: Tensor, **options: Any) -> Tensor:
+    """LFM2's gated short convolution, with each token's predecessors supplied by the plan."""
+    wiring = cast("Wiring | None", getattr(module, "wiring", None))
+    if wiring is None or wiring.plan is None:
+        raise EngineError("this model belongs to a TorchEngine: call the engine, not the model")
+    gate_in, gate_out, values = module.in_proj(hidden_states[0]).chunk(3, dim=-1)
+    inputs = gate_in * values
+    taps = module.conv.weight[:, 0].unbind(-1)  # the last tap multiplies the token itself
+    mixed = inputs * taps[-1]
+    for distance, earlier in enumerate(wiring.plan.look_back(module.layer_idx, inputs, len(taps)), start=1):
+        mixed = torch.addcmul(mixed, earlier, taps[-1 - distance])
+    if module.conv.bias is not None:
+        mixed = mixed + module.conv.bias
+    return module.out_proj(gate_out * mixed)[None]
+
+
+def attend_with_sum(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention and the log of its normaliser, so that parts over different keys can be merged.
+
+    query [B, H, Q, D], key and value [B, KV, T, D], bias broadcastable to [B, 1, Q, T] → [B, H, Q, D], [B, H, Q].
+    """
+    if query.device.type == "cpu" and query.shape[2] > 1 and key.shape[3] == value.shape[3]:
+        if bias is not None:
+            bias = bias.expand(query.shape[0], 1, query.shape[2], key.shape[2])
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=bias, scale=scaling
+        )
+    batch, heads, queries, width = query.shape
+    groups = heads // key.shape[1]
+    # The queries that share a key head are rows of one matrix product.
+    grouped = (query * scaling).reshape(batch, key.shape[1], groups * queries, width)
+    scores = torch.matmul(grouped, key.transpose(2, 3))
+    if bias is not None:
+        scores += bias if queries == 1 else bias.expand(batch, 1, queries, key.shape[2]).repeat(1, 1, groups, 1)
+    top = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    output = torch.matmul(weights, value).div_(total)
+    summed = total.log_().add_(top)
+    return output.view(batch, heads, queries, value.shape[3]), summed.view(batch, heads, queries)
+
+
+def merge_parts(first: Tensor, first_sum: Tensor, second: Tensor, second_sum: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two disjoint sets of keys from attention over each: outputs [..., D], log-sums [...]."""
+    share = torch.sigmoid(first_sum - second_sum).unsqueeze(-1).to(first.dtype)
+    return torch.lerp(second, first, share), torch.logaddexp(first_sum, second_sum)

@@ -1,0 +1,409 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Continuous batching over whichever conversations are ready, with their caches kept across turns.
+
+Plain synchronous code: `submit` requests, call `step` until nothing is left. In each step every admitted
+request advances by its pending tokens, be they a new observation or the token just sampled. A prefix that
+conversations share (policy and tool schemas) is found by itself and computed once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from trialogue.engine.api import Completion, SamplingParams, StopReason
+from trialogue.engine.attention import Wiring
+from trialogue.engine.cache import Piece, Prefix, Slab, bytes_per_token, plan_step
+from trialogue.engine.draw import draw_tokens, uniform_noise
+from trialogue.engine.prefixes import best_shared_prefix, common_length
+from trialogue.errors import EngineError
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion being sampled. `sequence` is the prompt and what was sampled so far."""
+
+    sequence: list[int]
+    params: SamplingParams
+    session: str | None
+    seed: int
+    prompt_length: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    cache: Cached | None = None
+    stop_tokens: frozenset[int] = frozenset()
+    cancelled: bool = False
+    completion: Completion | None = None
+    error: EngineError | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.sequence)
+        self.stop_tokens = frozenset(self.params.stop_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Cached:
+    """What is kept of one conversation: `tokens` have been computed, the first ones in `prefix`, the rest in `slot`."""
+
+    tokens: list[int] = field(default_factory=list)
+    slot: int = -1
+    prefix: Prefix | None = None
+    request: Request | None = None
+    used: int = 0
+
+    @property
+    def own_length(self) -> int:
+        return len(self.tokens) - (len(self.prefix.tokens) if self.prefix else 0)
+
+
+class Sampler:
+    """Requests in, completions out. Not thread-safe: the engine calls it from one place at a time."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        device: torch.device,
+        *,
+        cache_bytes: int,
+        prefill_chunk: int,
+        keep_sessions: bool = True,
+        share_prefixes: bool = True,
+        shortest_prefix: int = 32,
+    ) -> None:
+        self.wiring, self.device = wiring, device
+        self.cache_bytes, self.prefill_chunk = cache_bytes, prefill_chunk
+        self.keep_sessions, self.share_prefixes = keep_sessions, share_prefixes
+        self.shortest_prefix = shortest_prefix
+        self.token_bytes = bytes_per_token(wiring.shapes)
+        self.weight_version = 0
+        self.waiting: list[Request] = []
+        self.active: list[Request] = []
+        self.computed_tokens = 0
+        self.drop_caches()
+
+    def drop_caches(self) -> None:
+        """Forget everything computed, as after a change of weights. Active requests start over."""
+        self.slab = Slab(self.wiring.shapes, 0, 0, self.device)
+        self.free: list[int] = []
+        self.sessions: dict[str, Cached] = {}
+        self.prefixes: list[Prefix] = []
+        self.clock = 0
+        self.waiting[:0] = self.active
+        self.active.clear()
+        for request in self.waiting:
+            request.cache = None
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def end_session(self, session: str) -> None:
+        cached = self.sessions.pop(session, None)
+        if cached is not None and cached.request is None:
+            self._release(cached)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def step(self) -> list[Request]:
+        """Advance every request that fits; returns those that ended, by completion or by error."""
+        self.clock += 1
+        for request in [request for request in self.active if request.cancelled]:
+            self._finish(request)
+        self.waiting = [request for request in self.waiting if not request.cancelled]
+        with torch.inference_mode():
+            ended = self._admit()
+            pieces = self._compose(ended)
+            if pieces:
+                ended.extend(self._advance(pieces))
+        return ended
+
+    # -- admission -------------------------------------------------------------------------------------
+
+    def _admit(self) -> list[Request]:
+        """Move requests from waiting to active, as far as memory allows."""
+        ended: list[Request] = []
+        blocked: list[Request] = []
+        fresh: list[Request] = []
+        ready: list[Request] = []
+        for request in self.waiting:
+            cached = self.sessions.get(request.session) if request.session is not None else None
+            if cached is None:
+                cached = Cached()
+                if request.session is not None:
+                    self.sessions[request.session] = cached
+            if cached.request is not None:
+                blocked.append(request)
+                continue
+            # One token at least has to be computed, to have logits.
+            kept = min(common_length(cached.tokens, request.sequence), len(request.sequence) - 1)
+            shared = len(cached.prefix.tokens) if cached.prefix else 0
+            if cached.slot < 0 or kept < max(shared, 1) or not self.keep_sessions:
+                self._release(cached)
+                fresh.append(request)
+            else:
+                del cached.tokens[kept:]
+            cached.request, request.cache, cached.used = request, cached, self.clock
+            ready.append(request)
+        if self.share_prefixes and fresh:
+            self._find_prefixes(fresh)
+        self.waiting = blocked
+        for number, request in enumerate(ready):
+            assert request.cache is not None
+            if request.cache.slot < 0 and not self._take_slot(request):
+                if not self.active:
+                    request.error = self._too_small(request)
+                    self._finish(request)
+                    ended.append(request)
+                    continue
+                for later in ready[number:]:
+                    self._put_back(later)
+                self.waiting = ready[number:] + self.waiting
+                break
+            self.active.append(request)
+        return ended
+
+    def _put_back(self, request: Request) -> None:
+        """Undo admission; the cache stays for when the request is tried again."""
+        if request.cache is not None:
+            request.cache.request = None
+            if request.session is None:
+                self._release(request.cache)
+        request.cache = None
+
+    def _find_prefixes(self, fresh: Sequence[Request]) -> None:
+        """Give requests that start from nothing the best prefix known, or make one they share."""
+        for request in fresh:
+            self._join(request, self.prefixes)
+        while True:
+            # Conversations computed before anybody shared with them take part: their tokens need not be redone.
+            alone = [
+                cached
+                for cached in self.sessions.values()
+                if cached.slot >= 0 and cached.prefix is None and cached.own_length > self.shortest_prefix
+            ]
+            entries = [(request.sequence[:-1], self._prefix_length(request)) for request in fresh]
+            entries += [(cached.tokens, -1) for cached in alone]
+            found = best_shared_prefix(entries, self.shortest_prefix)
+            if found is None:
+                return
+            tokens = list(found)
+            holders = [cached for cached in alone if cached.tokens[: len(tokens)] == tokens]
+            prefix = self._make_prefix(tokens, holders)
+            if prefix is None:
+                return
+            prefix.used = self.clock
+            self.prefixes.append(prefix)
+            for cached in holders:
+                self.slab.shift(cached.slot, len(tokens), len(cached.tokens))
+                cached.prefix = prefix
+            for request in fresh:
+                self._join(request, [prefix])
+
+    def _prefix_length(self, request: Request) -> int:
+        return len(request.cache.tokens) if request.cache else 0
+
+    def _join(self, request: Request, prefixes: Sequence[Prefix]) -> None:
+        cached = request.cache
+        assert cached is not None
+        for prefix in prefixes:
+            length = len(prefix.tokens)
+            if len(cached.tokens) < length < len(request.sequence) and request.sequence[:length] == prefix.tokens:
+                cached.prefix, cached.tokens = prefix, list(prefix.tokens)
+                prefix.used = self.clock
+
+    def _make_prefix(self, tokens: list[int], holders: Sequence[Cached]) -> Prefix | None:
+        if not self._reserve(0, 0, len(tokens)):
+            return None
+        if holders:
+            return self.slab.to_prefix(holders[0].slot, tokens)
+        slab = Slab(self.wiring.shapes, 1, len(tokens), self.device)
+        for start in range(0, len(tokens), self.prefill_chunk):
+            chunk = tokens[start : start + self.prefill_chunk]
+            self._compute(slab, [Piece(0, start, len(chunk), None)], chunk, range(start, start + len(chunk)))
+        return slab.to_prefix(0, tokens)
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def _holding(self) -> list[Cached]:
+        """Every cache with a slot: conversations by name, and active requests without one."""
+        caches = {id(cached): cached for cached in self.sessions.values()}
+        caches |= {id(request.cache): request.cache for request in self.active if request.cache}
+        return [cached for cached in caches.values() if cached.slot >= 0]
+
+    def _fits(self, slots: int, capacity: int, more: int) -> bool:
+        shared = sum(len(prefix.tokens) for prefix in self.prefixes)
+        return (slots * capacity + shared + more) * self.token_bytes <= self.cache_bytes
+
+    def _reserve(self, more_slots: int, capacity: int, more_tokens: int = 0) -> bool:
+        """Have so many slots more, all of that capacity, and room for a prefix. What nobody needs now is evicted,
+        longest unused first; False when even that does not help."""
+        while True:
+            holding = self._holding()
+            slots = len(holding) + more_slots
+            needed = max(capacity, *(cached.own_length for cached in holding), 0)
+            if self._fits(slots, needed, more_tokens):
+                break
+            idle = [cached for cached in holding if cached.request is None]
+            in_use = {id(cached.prefix) for cached in holding}
+            unused = [prefix for prefix in self.prefixes if id(prefix) not in in_use]
+            if idle:
+                self._release(min(idle, key=lambda cached: cached.used))
+            elif unused:
+                self.prefixes.remove(min(unused, key=lambda prefix: prefix.used))
+            else:
+                return False
+        slab = self.slab
+        if slab.slots < slots or slab.capacity < needed or not self._fits(slab.slots, slab.capacity, more_tokens):
+            self._resize(slots, needed, more_tokens)
+        return True
+
+    def _resize(self, slots: int, capacity: int, more_tokens: int) -> None:
+        """Grow geometrically while the budget allows, else to just what is needed, closing gaps."""
+        holding = sorted(self._holding(), key=lambda cached: cached.slot)
+        slab = self.slab
+        spare_slots = max(slots, 2 * slab.slots, 8) if slots > slab.slots else max(slots, slab.slots)
+        spare_capacity = max(capacity, 2 * slab.capacity, 64) if capacity > slab.capacity else slab.capacity
+        for wanted in ((spare_slots, spare_capacity), (slots, spare_capacity), (slots, capacity)):
+            if self._fits(*wanted, more_tokens):
+                slots, capacity = wanted
+                break
+        slab.resize(slots, capacity, [cached.slot for cached in holding])
+        for slot, cached in enumerate(holding):
+            cached.slot = slot
+        self.free = list(range(len(holding), slots))
+
+    def _take_slot(self, request: Request) -> bool:
+        cached = request.cache
+        assert cached is not None
+        if not self._reserve(1, len(request.sequence) - len(cached.tokens)):
+            return False
+        cached.slot = heapq.heappop(self.free)
+        self.slab.begin(cached.slot, cached.prefix)
+        return True
+
+    def _release(self, cached: Cached) -> None:
+        if cached.slot >= 0:
+            heapq.heappush(self.free, cached.slot)
+        cached.slot, cached.prefix, cached.tokens = -1, None, []
+
+    def _too_small(self, request: Request) -> EngineError:
+        needed = len(request.sequence) * self.token_bytes
+        return EngineError(
+            f"a sequence of {len(request.sequence)} tokens needs {needed} bytes of cache, the budget is "
+            f"{self.cache_bytes}: raise cache_bytes or shorten the conversation"
+        )
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def _compose(self, ended: list[Request]) -> list[tuple[Request, int]]:
+        """How many pending tokens of each active request go into this step."""
+        while True:
+            pieces: list[tuple[Request, int]] = []
+            room = self.prefill_chunk
+            longest = 0
+            for request in self.active:
+                assert request.cache is not None
+                count = len(request.sequence) - len(request.cache.tokens)
+                if count > 1:
+                    if room <= 0:
+                        continue
+                    count = min(count, room)
+                room -= count
+                pieces.append((request, count))
+                longest = max(longest, request.cache.own_length + count)
+            if longest <= self.slab.capacity:
+                return pieces
+            if self._reserve(0, longest):
+                return pieces
+            # The youngest steps back and starts over when there is room again.
+            youngest = self.active.pop()
+            assert youngest.cache is not None
+            self._release(youngest.cache)
+            if self.active:
+                self._put_back(youngest)
+                self.waiting.insert(0, youngest)
+            else:
+                youngest.error = self._too_small(youngest)
+                self._finish(youngest)
+                ended.append(youngest)
+                return []
+
+    def _compute(
+        self, slab: Slab, pieces: Sequence[Piece], tokens: Sequence[int], positions: Sequence[int]
+    ) -> torch.Tensor:
+        self.computed_tokens += len(tokens)
+        with self.wiring.using(plan_step(slab, pieces)):
+            return self.wiring.hidden(
+                torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
+            )
+
+    def _advance(self, pieces: Sequence[tuple[Request, int]]) -> list[Request]:
+        tokens: list[int] = []
+        positions: list[int] = []
+        laid: list[Piece] = []
+        drawing: list[Request] = []
+        ends: list[int] = []
+        for request, count in pieces:
+            cached = request.cache
+            assert cached is not None
+            start = len(cached.tokens)
+            laid.append(Piece(cached.slot, cached.own_length, count, cached.prefix))
+            chunk = request.sequence[start : start + count]
+            tokens += chunk
+            positions += range(start, start + count)
+            cached.tokens += chunk
+            cached.used = self.clock
+            if cached.prefix is not None:
+                cached.prefix.used = self.clock
+            if start + count == len(request.sequence):
+                drawing.append(request)
+                ends.append(len(tokens) - 1)
+        hidden = self._compute(self.slab, laid, tokens, positions)
+        if not drawing:
+            return []
+        if len(ends) < len(tokens):
+            hidden = hidden[torch.tensor(ends, device=self.device)]
+        return self._draw(hidden, drawing)
+
+    def _draw(self, hidden: torch.Tensor, drawing: Sequence[Request]) -> list[Request]:
+        device = self.device
+        noise = uniform_noise(
+            torch.tensor([request.seed for request in drawing], device=device),
+            torch.tensor([len(request.sequence) for request in drawing], device=device),
+        )
+        drawn, logprobs = draw_tokens(
+            self.wiring.head(hidden),
+            torch.tensor([request.params.temperature for request in drawing], device=device),
+            torch.tensor([request.params.top_p for request in drawing], device=device),
+            noise,
+        )
+        ended: list[Request] = []
+        for request, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
+            request.sequence.append(token)
+            request.logprobs.append(logprob)
+            reason: StopReason | None = None
+            if token in request.stop_tokens:
+                reason = "stop"
+            elif len(request.logprobs) >= request.params.max_tokens:
+                reason = "length"
+            if reason is not None:
+                sampled = request.sequence[request.prompt_length :]
+                request.completion = Completion(sampled, request.logprobs, reason, self.weight_version)
+                self._finish(request)
+                ended.append(request)
+        return ended
+
+    def _finish(self, request: Request) -> None:
+        cached, request.cache = request.cache, None
+        if request in self.active:
+            self.active.remove(request)
+        if cached is None:
+            return
+        cached.request = None
+        # A session ended while its request was running is no longer known by name.
+        known = request.session is not None and self.sessions.get(request.session) is cached
+        if not (known and self.keep_sessions):
+            self._release(cached)
