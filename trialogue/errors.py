@@ -1,14 +1,14 @@
 """The exception tree. An error says what was wrong, what is allowed and what to do.
 
-    TrialogueError
-    ├── ConfigError       wrong usage or configuration: exit status 2
-    ├── DomainError       a domain's own code or data is wrong; its author has to mend it
-    ├── ToolError         a tool refuses; the text goes back to whoever called it
-    │   └── RecordNotFound
-    ├── ModelError        a model gave no usable reply
-    ├── EngineError       sampling or updating weights failed
-    ├── RunError          a run directory cannot be read, written or resumed
-    └── GradeError        a conversation cannot be graded (a judge failed, a replay diverged)
+TrialogueError
+├── ConfigError       wrong usage or configuration: exit status 2
+├── DomainError       a domain's own code or data is wrong; its author has to mend it
+├── ToolError         a tool refuses; the text goes back to whoever called it
+│   └── RecordNotFound
+├── ModelError        a model gave no usable reply
+├── EngineError       sampling or updating weights failed
+├── RunError          a run directory cannot be read, written or resumed
+└── GradeError        a conversation cannot be graded (a judge failed, a replay diverged)
 """
 
 from __future__ import annotations

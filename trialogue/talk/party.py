@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trialogue.messages import Message
-from trialogue.task import Side
 from trialogue.talk.model import Model
+from trialogue.task import Side
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.tools import Tool
 

@@ -5,17 +5,31 @@ record is copied when it is touched. A tool works on drafts: they become the dat
 returns, and are dropped when it raises, so a refused call leaves everything as it was.
 """
 
+# Table and Database are one mechanism in two classes.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from trialogue.errors import DomainError, RecordNotFound, ToolError
+from trialogue.errors import DomainError, RecordNotFound
 from trialogue.world.tools import Tool, find_tools, to_plain
 
 Slot = tuple[str, str]
@@ -134,7 +148,7 @@ def hash_entry(slot: Slot, value: Any) -> int:
 
 def read_field(record: Any, field: str) -> Any:
     """A field of a record, typed or plain."""
-    return record.get(field) if isinstance(record, dict) else getattr(record, field)  # type: ignore[reportUnknownMemberType]
+    return cast("dict[str, Any]", record).get(field) if isinstance(record, dict) else getattr(record, field)
 
 
 _set = object.__setattr__
@@ -242,7 +256,7 @@ class _TableField:
         self.name = name
 
     def __get__(self, database: Database | None, owner: type) -> Any:
-        return self if database is None else Table(database, self.name)
+        return self if database is None else cast("Any", Table(database, self.name))
 
     def __set__(self, database: Database, value: Any) -> None:
         raise DomainError(f"the table '{self.name}' cannot be replaced; change its records")
@@ -264,11 +278,11 @@ class _ValueField:
 class Database:
     """Subclass it with tables and tools; `load` reads data, `fork` opens a copy that costs nothing.
 
-        class Shop(Database):
-            orders: Table[Order]
+    class Shop(Database):
+        orders: Table[Order]
 
-            @tool(writes=True)
-            def cancel_order(self, order_id: str) -> Order: ...
+        @tool(writes=True)
+        def cancel_order(self, order_id: str) -> Order: ...
     """
 
     tools: ClassVar[dict[str, Tool]] = {}
@@ -322,7 +336,9 @@ class Database:
         try:
             return cls._adapters[name or key].validate_python(value)
         except KeyError:
-            raise DomainError(f"{cls.__name__} has no '{name or key}'; it has {sorted(cls._adapters)}") from None
+            raise DomainError(
+                f"{cls.__name__} has no '{name or key}'; it has {sorted(cls._adapters)}"
+            ) from None
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join([name, key, *(str(part) for part in first["loc"])]).strip(".")
@@ -340,9 +356,7 @@ class Database:
         """Lay data over the database: fields of known records are replaced, new records added."""
         for name, content in data.items():
             if name not in self._adapters:
-                raise DomainError(
-                    f"{type(self).__name__} has no '{name}'; it has {sorted(self._adapters)}"
-                )
+                raise DomainError(f"{type(self).__name__} has no '{name}'; it has {sorted(self._adapters)}")
             slots = [((name, key), part) for key, part in content.items()] if name in self._tables else None
             for slot, part in slots if slots is not None else [(("", name), content)]:
                 known = self._peek(slot)
@@ -483,6 +497,3 @@ def compare(path: str, before: Any, after: Any, changes: list[Change]) -> None:
                 None if after is GONE else to_json_value(after),
             )
         )
-
-
-__all__ = ["Change", "Database", "Record", "Store", "Table", "ToolError"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +70,7 @@ class Domain:
     notes: dict[str, str] = field(default_factory=lambda: {})
     """Printed with every result, such as the version of a benchmark's data."""
     _prepared: OrderedDict[str, tuple[Task, Store, Store | None]] = field(
-        default_factory=OrderedDict, init=False, repr=False
+        default_factory=lambda: OrderedDict(), init=False, repr=False
     )
 
     def open(self, task: Task) -> Environment:
@@ -116,7 +116,9 @@ class Domain:
         tasks = read_tasks(folder / "tasks.jsonl", name)
         more.setdefault("reference", str(Path(beside).resolve()))
         policy = read_file(folder / "policy.md")
-        return cls(name=name, policy=policy, database=database.load(data), tasks=from_list(name, tasks), **more)
+        return cls(
+            name=name, policy=policy, database=database.load(data), tasks=from_list(name, tasks), **more
+        )
 
 
 def read_file(path: Path) -> str:
@@ -147,7 +149,7 @@ def read_tasks(path: Path, domain: str) -> list[Task]:
 def from_list(domain: str, tasks: Iterable[Task]) -> TaskSource:
     """A task source over a fixed list."""
     known = list(tasks)
-    twice = {task.id for task in known if sum(other.id == task.id for other in known) > 1} if known else set()
+    twice = [identity for identity, number in Counter(task.id for task in known).items() if number > 1]
     if twice:
         raise DomainError(f"{domain}: task ids must be unique; repeated: {sorted(twice)}")
 
@@ -162,7 +164,9 @@ def from_list(domain: str, tasks: Iterable[Task]) -> TaskSource:
         chosen = [task for task in known if split in ("all", task.split)]
         if not chosen:
             splits = sorted({task.split for task in known})
-            raise DomainError(f"{domain} has no tasks in split '{split}'; it has {', '.join(splits) or 'none'}")
+            raise DomainError(
+                f"{domain} has no tasks in split '{split}'; it has {', '.join(splits) or 'none'}"
+            )
         chosen = [
             task
             for task in chosen

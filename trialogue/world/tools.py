@@ -93,7 +93,9 @@ def _to_tool(name: str, method: Callable[..., Any], mark: _Mark) -> Tool:
         raise DomainError(f"tool {method.__qualname__}: a tool's name may not begin with an underscore")
     description, notes = parse_docstring(inspect.getdoc(method) or "")
     if not description:
-        raise DomainError(f"tool {method.__qualname__} needs a docstring: it is what the agent reads about it")
+        raise DomainError(
+            f"tool {method.__qualname__} needs a docstring: it is what the agent reads about it"
+        )
     arguments = _to_model(name, method, notes)
     fields = tuple(arguments.model_fields)
 
@@ -191,7 +193,7 @@ def clean_schema(schema: Any, definitions: Mapping[str, Any] | None = None) -> A
     if not isinstance(schema, dict):
         return schema
     shape = cast("dict[str, Any]", schema)
-    definitions = definitions if definitions is not None else shape.get("$defs", {})
+    definitions = cast("Mapping[str, Any]", shape.get("$defs", {})) if definitions is None else definitions
     if "$ref" in shape:
         return clean_schema(definitions[shape["$ref"].rsplit("/", 1)[1]], definitions)
     clean: dict[str, Any] = {}

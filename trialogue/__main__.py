@@ -1,0 +1,5 @@
+"""`python -m trialogue`."""
+
+from trialogue.cli import main
+
+main()

@@ -1,0 +1,200 @@
+"""A run directory: open, append, resume. Its files are the only interface between rooms and to the viewer.
+
+run.json            kind, domain, seed, versions, command, state
+config.json         the resolved configuration
+metrics.jsonl       one line per step (or one for an evaluation)
+timings.jsonl       seconds, kept apart so that equal seeds give equal bytes everywhere else
+trajectories/*.jsonl
+report.md
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from pydantic import ValidationError
+
+from trialogue.config import RunSettings, Section
+from trialogue.errors import RunError
+from trialogue.trajectory import Trajectory
+
+Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+class Run:
+    """A directory being written. One process at a time: a second one is refused."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, settings: RunSettings, kind: Kind, domain: str, config: Section, seed: int) -> Run:
+        """A new run directory. An existing one of that name is never overwritten."""
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
+        name = settings.name or f"{kind}-{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        path = Path(settings.directory) / name
+        number = 1
+        while settings.name is None and path.exists():
+            number += 1
+            path = Path(settings.directory) / f"{name}-{number}"
+        try:
+            (path / "trajectories").mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            raise RunError(
+                f"{path} exists; resume it with --resume {path}, or choose another run.name"
+            ) from None
+        run = cls(path, _lock(path))
+        write_json(path / "config.json", config.model_dump(mode="json"))
+        run._describe(
+            kind=kind,
+            domain=domain,
+            seed=seed,
+            state="running",
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+            versions=find_versions(),
+        )
+        return run
+
+    @classmethod
+    def resume(cls, path: Path, kind: Kind | None = None) -> Run:
+        """An existing run directory, to go on with. A line cut off by a crash is dropped."""
+        about = read_about(path)
+        if kind is not None and about.get("kind") != kind:
+            raise RunError(f"{path} is a run of kind '{about.get('kind')}', not '{kind}'")
+        run = cls(path, _lock(path))
+        for file in (*path.glob("*.jsonl"), *(path / "trajectories").glob("*.jsonl")):
+            mend(file)
+        run._describe(state="running")
+        return run
+
+    def append(self, file: str, *lines: str) -> None:
+        """Append whole lines to a file of the run."""
+        if not lines:
+            return
+        with (self.path / file).open("a", encoding="utf-8") as target:
+            target.write("".join(line + "\n" for line in lines))
+            target.flush()
+
+    def add_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """Write conversations to `trajectories/NAME.jsonl`, and their seconds beside."""
+        items = list(trajectories)
+        self.append(f"trajectories/{name}.jsonl", *(item.to_json() for item in items))
+        self.append(
+            "timings.jsonl",
+            *(
+                json.dumps({"id": item.id, "turns": [round(turn.seconds, 4) for turn in item.turns]})
+                for item in items
+            ),
+        )
+
+    def add_metrics(self, metrics: dict[str, Any]) -> None:
+        self.append("metrics.jsonl", json.dumps(metrics))
+
+    def close(self, state: State) -> None:
+        self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))
+        self._lock.close()
+
+    def _describe(self, **facts: Any) -> None:
+        path = self.path / "run.json"
+        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        write_json(path, {**about, **facts})
+
+
+def _lock(path: Path) -> IO[str]:
+    lock = (path / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RunError(f"another process is writing to {path}") from None
+    return lock
+
+
+def mend(file: Path) -> None:
+    """Cut off a last line that was not written to its end."""
+    with file.open("rb+") as target:
+        content = target.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            target.truncate(end)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a file so that a crash leaves either the old one or the new one."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    with partial.open("w", encoding="utf-8") as target:
+        target.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        target.flush()
+        os.fsync(target.fileno())
+    partial.replace(path)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """`run.json` of a run directory."""
+    try:
+        return json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} is no run directory: it has no run.json") from None
+    except ValueError as error:
+        raise RunError(f"{path / 'run.json'} is not JSON: {error}") from None
+
+
+def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with their line numbers; a last line cut off by a crash is left out."""
+    try:
+        source = file.open("rb")
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {error.strerror}") from None
+    with source:
+        for number, line in enumerate(source, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise RunError(f"{file}, line {number}: not JSON: {error}") from None
+            if not isinstance(value, dict):
+                raise RunError(f"{file}, line {number}: not a JSON object")
+            yield number, value
+
+
+def read_trajectories(path: Path) -> Iterator[Trajectory]:
+    """The conversations of a run directory or of one JSONL file."""
+    folder = path / "trajectories"
+    files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [path]
+    if path.is_dir() and not files:
+        raise RunError(f"{path} holds no trajectories")
+    for file in files:
+        for number, value in read_lines(file):
+            try:
+                yield Trajectory.model_validate(value)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise RunError(f"{file}, line {number}: no trajectory: {where}: {first['msg']}") from None
+
+
+def find_versions() -> dict[str, str]:
+    """Versions of Python and of what could change a result."""
+    found = {"python": platform.python_version()}
+    for package in ("trialogue", "pydantic", "openai", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,131 @@
+"""The conversation: an agent, a user and tools take turns until somebody ends it. The heart of the house.
+
+`converse` is a plain async function that reads as it happens. The user is a party like the agent: a script, a
+person, a language model, with tools of its own or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from time import perf_counter
+from typing import Any, cast
+
+from trialogue.config import Limits
+from trialogue.errors import Blame
+from trialogue.messages import Message
+from trialogue.talk.party import Party
+from trialogue.task import Side, Task
+from trialogue.trajectory import End, Reply, Trajectory, Turn
+from trialogue.world.domain import Domain, Environment
+from trialogue.world.tools import ToolResult
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What has been said so far and who is at work, kept where a failure can be traced from outside."""
+
+    turns: list[Turn] = field(default_factory=lambda: [])
+    acting: Blame = "infrastructure"
+
+    def add(self, side: Side, reply: Reply, seconds: float) -> Turn:
+        message = Message(
+            role="assistant" if side == "agent" else "user",
+            content=reply.content,
+            reasoning=reply.reasoning,
+            tool_calls=reply.tool_calls,
+        )
+        turn = Turn(
+            side=side,
+            message=message,
+            tokens=reply.tokens,
+            finish=reply.finish,
+            usage=reply.usage,
+            model=reply.model,
+            seconds=seconds,
+        )
+        self.turns.append(turn)
+        return turn
+
+
+async def converse(
+    task: Task,
+    environment: Environment,
+    agent: Party,
+    user: Party,
+    limits: Limits | None = None,
+    transcript: Transcript | None = None,
+) -> Trajectory:
+    """Hold one conversation and return it, ungraded. Exceptions pass through: `rollout` catches them."""
+    limits = limits or Limits()
+    transcript = transcript or Transcript()
+    turns = transcript.turns
+
+    def close(end: End) -> Trajectory:
+        return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
+
+    if environment.domain.greeting is not None:
+        transcript.add("agent", Reply(environment.domain.greeting), 0.0)
+    observations = failures = 0
+    speaker = user
+    while True:
+        transcript.acting = speaker.side
+        started = perf_counter()
+        reply = await speaker.speak(turns)
+        if limits.first_call_only and len(reply.tool_calls) > 1:
+            reply = _keep_first_call(reply)
+        turn = transcript.add(speaker.side, reply, perf_counter() - started)
+        if turn.finish == "length" and speaker is agent:
+            return close("too_long")
+
+        for call in turn.message.tool_calls:
+            transcript.acting = "tool"
+            started = perf_counter()
+            result = await _settle(environment.call(call.name, call.arguments, speaker.side))
+            observed = Message(role="tool", content=result.text, tool_call_id=call.id)
+            seconds = perf_counter() - started
+            turns.append(Turn(side=speaker.side, message=observed, failed=result.failed, seconds=seconds))
+            observations += 1
+            failures = failures + 1 if result.failed else 0
+            if result.ends:
+                return close("agent_stop" if speaker is agent else "user_stop")
+
+        if not turn.message.tool_calls:
+            if speaker is user:
+                observations += 1
+                if is_stop(environment.domain, turn.message.content):
+                    return close("user_stop")
+            speaker = agent if speaker is user else user
+        if observations >= limits.observations or failures >= limits.tool_errors:
+            return close("max_turns")
+
+
+async def _settle(result: Any) -> ToolResult:
+    """Local tools answer at once; those of a remote server are awaited."""
+    return await cast("Awaitable[ToolResult]", result) if isawaitable(result) else result
+
+
+def _keep_first_call(reply: Reply) -> Reply:
+    return Reply(
+        reply.content,
+        reply.tool_calls[:1],
+        reply.reasoning,
+        reply.tokens,
+        reply.finish,
+        reply.usage,
+        reply.model,
+    )
+
+
+def is_stop(domain: Domain, text: str) -> bool:
+    """Whether the user ends the conversation. A sentence that merely mentions the stop token does not:
+    it has to close the message, unless the domain's own rule says anywhere."""
+    if domain.stop_anywhere:
+        return any(token in text for token in domain.stop_tokens)
+    text = text.rstrip()
+    for token in domain.stop_tokens:
+        before = text.removesuffix(token)
+        if before != text and (not before or before[-1].isspace()):
+            return True
+    return False

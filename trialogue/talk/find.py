@@ -1,0 +1,64 @@
+"""Finding who speaks for a side: `oracle`, `agenda`, `openai:NAME`, a script, a recording, a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trialogue.config import Limits, Speaker
+from trialogue.errors import ConfigError
+from trialogue.talk.model import Model, ModelSource
+from trialogue.task import Side, Task
+from trialogue.world.domain import Domain
+
+KNOWN = (
+    "oracle, naive, gold, agenda, human, scripted:FILE, replay:FILE, openai:NAME, or a checkpoint's folder"
+)
+
+
+def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, seed: int = 0) -> ModelSource:
+    """The source of models a `Speaker` setting names."""
+    kind, _, rest = speaker.model.partition(":")
+    if kind == "oracle" and not rest:
+        return domain.oracle or _gold
+    if kind == "gold" and not rest:
+        return _gold
+    if kind == "naive" and not rest:
+        return _naive
+    if kind == "agenda" and not rest:
+        return domain.user or _agenda
+    if kind == "human" and not rest:
+        from trialogue.talk.human import HumanModel
+
+        return lambda task, _: HumanModel(side, domain, task)
+    if kind == "scripted" and rest:
+        from trialogue.talk.scripted import ScriptedModel, read_script
+
+        lines = read_script(Path(rest))
+        return lambda task, _: ScriptedModel(lines)
+    if kind == "replay" and rest:
+        from trialogue.talk.replay import Replay
+
+        return Replay(Path(rest))
+    if kind == "openai" and rest:
+        from trialogue.talk.openai import OpenAIModel
+
+        return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed)
+    raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}")
+
+
+def _gold(task: Task, seed: int) -> Model:
+    from trialogue.talk.scripted import GoldAgent
+
+    return GoldAgent(task)
+
+
+def _naive(task: Task, seed: int) -> Model:
+    from trialogue.talk.scripted import ScriptedModel
+
+    return ScriptedModel(["It is done. Anything else?"])
+
+
+def _agenda(task: Task, seed: int) -> Model:
+    from trialogue.talk.agenda import AgendaUser
+
+    return AgendaUser(task, seed)

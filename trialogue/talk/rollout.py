@@ -1,0 +1,162 @@
+"""Many conversations at once, and the one place where a failing one is caught.
+
+A failed conversation is labelled with who is to blame, never scored, and held anew within a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from inspect import isawaitable
+from typing import Any, cast
+
+from trialogue.config import Limits
+from trialogue.errors import Blame, DomainError, GradeError, ModelError
+from trialogue.talk.conversation import Transcript, converse
+from trialogue.talk.model import ModelSource
+from trialogue.talk.party import Party
+from trialogue.talk.users import user_prompt
+from trialogue.task import Task
+from trialogue.trajectory import Group, Reward, Trajectory
+from trialogue.world.domain import Domain, Environment
+
+Grade = Callable[[Task, Trajectory, Environment], Reward | Awaitable[Reward | None] | None]
+
+
+async def rollout(
+    domain: Domain,
+    tasks: Iterable[Task],
+    agent: ModelSource,
+    user: ModelSource,
+    *,
+    group_size: int = 1,
+    concurrency: int = 64,
+    limits: Limits | None = None,
+    seed: int = 0,
+    redraws: int = 2,
+    grade: Grade | None = None,
+    name: str = "",
+    skip: Callable[[Task, int], bool] | None = None,
+) -> AsyncGenerator[Group]:
+    """Hold `group_size` conversations of each task and yield each group when its last one is over.
+
+    `skip(task, trial)` leaves conversations out that are already on record. Closing the generator early
+    cancels what is still under way.
+    """
+    limits = limits or Limits()
+    room = asyncio.Semaphore(concurrency)
+    done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
+
+    async def hold(task: Task, trial: int) -> tuple[Trajectory | None, list[Trajectory]]:
+        failed: list[Trajectory] = []
+        for draw in range(redraws + 1):
+            async with room:
+                trajectory = await attempt(
+                    domain, task, trial, draw, agent, user, limits=limits, seed=seed, grade=grade, name=name
+                )
+            if trajectory.end != "error":
+                return trajectory, failed
+            failed.append(trajectory)
+        return None, failed
+
+    async def gather(task: Task, trials: list[int]) -> None:
+        try:
+            held = await asyncio.gather(*(hold(task, trial) for trial in trials))
+            trajectories = tuple(trajectory for trajectory, _ in held if trajectory is not None)
+            failed = tuple(trajectory for _, failures in held for trajectory in failures)
+            done.put_nowait(Group(task=task, trajectories=trajectories, failed=failed))
+        except Exception as error:  # noqa: BLE001 - raised again where groups are taken
+            done.put_nowait(error)
+
+    waiting = iter(tasks)
+    under_way: set[asyncio.Task[None]] = set()
+    ahead = max(2, 2 * concurrency // group_size)
+    outstanding = 0
+    exhausted = False
+    try:
+        while True:
+            while not exhausted and outstanding < ahead:
+                task = next(waiting, None)
+                if task is None:
+                    exhausted = True
+                    break
+                trials = [trial for trial in range(group_size) if skip is None or not skip(task, trial)]
+                if trials:
+                    outstanding += 1
+                    job = asyncio.create_task(gather(task, trials))
+                    under_way.add(job)
+                    job.add_done_callback(under_way.discard)
+            if exhausted and not outstanding:
+                return
+            group = await done.get()
+            outstanding -= 1
+            if isinstance(group, BaseException):
+                raise group
+            yield group
+    finally:
+        for job in list(under_way):
+            job.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+async def attempt(
+    domain: Domain,
+    task: Task,
+    trial: int,
+    draw: int,
+    agent: ModelSource,
+    user: ModelSource,
+    *,
+    limits: Limits,
+    seed: int = 0,
+    grade: Grade | None = None,
+    name: str = "",
+) -> Trajectory:
+    """Hold and grade one conversation. The error boundary: nothing a party, tool or judge does gets past."""
+    transcript = Transcript()
+    identity = f"{name}{task.id}/{trial}" + (f".{draw}" if draw else "")
+    own_seed = derive_seed(seed, name, task.id, trial, draw)
+    try:
+        transcript.acting = "tool"
+        environment = domain.open(task)
+        transcript.acting = "agent"
+        speaks = Party("agent", agent(task, own_seed), environment.policy, environment.tools)
+        transcript.acting = "user"
+        answers = Party("user", user(task, own_seed), user_prompt(domain, task), environment.user_tools)
+        async with asyncio.timeout(limits.seconds):
+            trajectory = await converse(task, environment, speaks, answers, limits, transcript)
+        transcript.acting = "judge"
+        reward: Any = grade(task, trajectory, environment) if grade is not None else None
+        if isawaitable(reward):
+            reward = await cast("Awaitable[Reward | None]", reward)
+        update = {"reward": reward}
+    except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
+        trajectory = Trajectory(id=identity, task=task, turns=tuple(transcript.turns), end="error")
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, TimeoutError) and not str(error):
+            text = f"the conversation took longer than {limits.seconds:g} s"
+        update = {"error": text, "blame": find_blame(error, transcript.acting)}
+    meta = {"domain": domain.reference or domain.name}
+    return trajectory.model_copy(
+        update={"id": identity, "trial": trial, "seed": own_seed, "meta": meta, **update}
+    )
+
+
+def find_blame(error: BaseException, acting: Blame) -> Blame:
+    """Who is to blame for a failure: what the error says of itself, else whoever was at work."""
+    if isinstance(error, ModelError) and error.blame is not None:
+        return error.blame
+    if isinstance(error, DomainError):
+        return "tool"
+    if isinstance(error, GradeError):
+        return "judge"
+    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        return "infrastructure"
+    return acting
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed of its own for each conversation, the same on every machine."""
+    text = "\0".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:6], "big")
