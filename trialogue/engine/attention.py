@@ -10,7 +10,7 @@ sampler's plan reads and writes kept caches, the update's plan follows a prefix 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Protocol, cast
@@ -53,8 +53,9 @@ class Wiring:
     """A model whose layers ask `self.plan`. Held by the modules themselves, so that recomputation in a
     backward pass, which may run on another thread, finds the same plan."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
         self.model = model
+        self.compute = compute  # autocast to this type, where the device has fast arithmetic for it
         self.plan: Plan | None = None
         refuse_unsupported(model)
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
@@ -66,7 +67,9 @@ class Wiring:
         head = model.get_output_embeddings()
         if head is None:
             raise EngineError(f"{type(model).__name__} has no output embeddings. {SUPPORTED}")
-        self.head = cast(nn.Module, head)
+        if type(head) is not nn.Linear:
+            raise EngineError(f"the output embeddings of {type(model).__name__} are a {type(head).__name__}, not Linear")
+        self.head = head
         for module in self.decoder.modules():
             if hasattr(module, "layer_idx"):
                 cast(Any, module).wiring = self
@@ -84,8 +87,16 @@ class Wiring:
 
     def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Final hidden states [N, width] of packed tokens under the plan in use."""
-        output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        with self._autocast(tokens.device.type):
+            output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with self._autocast(hidden.device.type):
+            return self.head(hidden)
+
+    def _autocast(self, device: str) -> AbstractContextManager[Any]:
+        return nullcontext() if self.compute is None else torch.autocast(device, self.compute)
 
     def _probe(self) -> LayerShapes:
         """One tiny forward pass tells which layers keep what, without reading any configuration."""

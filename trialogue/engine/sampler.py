@@ -375,7 +375,7 @@ class Sampler:
             torch.tensor([len(request.sequence) for request in drawing], device=device),
         )
         drawn, logprobs = draw_tokens(
-            self.wiring.head(hidden),
+            self.wiring.logits(hidden),
             torch.tensor([request.params.temperature for request in drawing], device=device),
             torch.tensor([request.params.top_p for request in drawing], device=device),
             noise,

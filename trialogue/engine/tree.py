@@ -1,0 +1,272 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportIncompatibleMethodOverride=false
+"""Rows that share prefixes as one packed tree, and attention along its paths with exact gradients.
+
+Nodes are packed depth first, so everything below a node is one contiguous range. Attention then splits
+into causal blocks (a node on itself) and full blocks (everything below a node on that node), merged by
+their log-sums; in the backward pass each block uses the merged result, as in ring attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trialogue.engine.attention import merge_parts
+from trialogue.engine.prefixes import common_length
+
+
+@dataclass(slots=True)
+class Node:
+    start: int  # packed range of its own tokens
+    stop: int
+    below: int  # end of the packed range of everything under it, which begins at `stop`
+
+
+@dataclass(slots=True)
+class Tree:
+    """Packed tokens of rows; `paths[i]` lists the packed ranges that spell row i."""
+
+    tokens: list[int]
+    positions: list[int]
+    previous: list[int]  # packed index of the token before, -1 at the start of a row
+    nodes: list[Node]
+    paths: list[list[tuple[int, int]]]
+
+
+def grow_tree(rows: Sequence[list[int]], shortest: int = 16) -> Tree:
+    """Lay rows out as a tree. Prefixes of fewer than `shortest` tokens are not worth a node."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index])
+    ordered = [rows[index] for index in order]
+    heights = [common_length(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
+    tree = Tree([], [], [], [], [[] for _ in rows])
+    Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at `depth` below a path of nodes
+    pending: list[Span] = [(0, len(ordered), 0, [])] if rows else []
+    while pending:
+        first, last, depth, path = pending.pop()
+        groups: list[Span] = []
+        begin = first
+        for index in range(first, last):
+            if index + 1 == last or heights[index] < depth + shortest:
+                groups.append((begin, index + 1, depth, path))
+                begin = index + 1
+        if len(groups) > 1:
+            pending.extend(reversed(groups))
+            continue
+        stop = min(heights[first : last - 1], default=len(ordered[first]))
+        chunk = ordered[first][depth:stop]
+        if chunk:
+            start = len(tree.tokens)
+            parent = tree.nodes[path[-1]].stop - 1 if path else -1
+            tree.tokens += chunk
+            tree.positions += range(depth, stop)
+            tree.previous += [parent, *range(start, start + len(chunk) - 1)]
+            for ancestor in path:
+                tree.nodes[ancestor].below = len(tree.tokens)
+            path = [*path, len(tree.nodes)]
+            tree.nodes.append(Node(start, len(tree.tokens), len(tree.tokens)))
+        if last - first == 1:
+            tree.paths[order[first]] = [(tree.nodes[node].start, tree.nodes[node].stop) for node in path]
+        else:
+            pending.append((first, last, stop, path))
+    return tree
+
+
+@dataclass(slots=True)
+class CausalBlock:
+    """Nodes of about equal length, padded at the end to one batch; padding comes after every real token, so a
+    causal block needs no mask."""
+
+    rows: int
+    count: int
+    gather: Tensor  # [rows * count] packed index, padded with the node's first token
+    real: Tensor | None  # which of them are tokens, None when all are
+    packed: Tensor  # their packed indices
+
+
+class TreePlan:
+    """A `Plan` under which each packed token looks back along its path in the tree."""
+
+    def __init__(self, tree: Tree, device: torch.device) -> None:
+        self.tree, self.device = tree, device
+        self.inner = [node for node in tree.nodes if node.below > node.stop]
+        self.blocks = [self._block(nodes) for nodes in group_by_length(tree.nodes)]
+
+    def _block(self, nodes: Sequence[Node]) -> CausalBlock:
+        starts = torch.tensor([node.start for node in nodes], device=self.device)[:, None]
+        counts = torch.tensor([node.stop - node.start for node in nodes], device=self.device)[:, None]
+        steps = torch.arange(int(counts.max()), device=self.device)
+        gather = torch.where(steps < counts, starts + steps, starts).flatten()
+        real = (steps < counts).flatten().nonzero()[:, 0]
+        complete = len(real) == len(gather)
+        return CausalBlock(
+            len(nodes), len(steps), gather, None if complete else real, gather if complete else gather[real]
+        )
+
+    @cached_property
+    def previous(self) -> Tensor:
+        """Packed index of the token before each token; the index past the end, itself its own predecessor, stands
+        for nothing."""
+        end = len(self.tree.tokens)
+        return torch.tensor([end if index < 0 else index for index in self.tree.previous] + [end], device=self.device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        return TreeAttention.apply(query, key, value, self, scaling)
+
+    def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
+        padded = torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])])
+        found: list[Tensor] = []
+        index = self.previous
+        for _ in range(1, kernel):
+            found.append(padded.index_select(0, index[:-1]))
+            index = self.previous[index]
+        return found
+
+
+def group_by_length(nodes: Sequence[Node], waste: float = 1.25) -> list[list[Node]]:
+    """Batches of nodes whose longest is at most `waste` times the shortest."""
+    groups: list[list[Node]] = []
+    for node in sorted(nodes, key=lambda node: node.stop - node.start):
+        length = node.stop - node.start
+        if groups and length <= max(waste * (groups[-1][0].stop - groups[-1][0].start), 8):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    return groups
+
+
+class TreeAttention(torch.autograd.Function):
+    """query [H, N, D], key and value [KV, N, D] → [N, H, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scaling: float) -> Tensor:
+        # Token first: gathering a node's tokens copies whole lines, and the result is already [N, H, D].
+        query, key, value = (tensor.transpose(0, 1).contiguous() for tensor in (query, key, value))
+        output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+        for block in plan.blocks:
+            part, part_sum = attend_block(
+                *(_batched(tensor, block) for tensor in (query, key, value)), scaling, causal=True
+            )
+            output.index_copy_(0, block.packed, _flat(part, block))
+            sums.index_copy_(0, block.packed, _flat(part_sum, block))
+        for node in plan.inner:
+            own, below = slice(node.start, node.stop), slice(node.stop, node.below)
+            part, part_sum = attend_block(
+                _single(query[below]), _single(key[own]), _single(value[own]), scaling, causal=False
+            )
+            part, part_sum = part[0].transpose(0, 1), part_sum[0].transpose(0, 1)
+            output[below], sums[below] = merge_parts(part, part_sum, output[below], sums[below])
+        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.plan, ctx.scaling = plan, scaling
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, sums = ctx.saved_tensors
+        plan, scaling = ctx.plan, ctx.scaling
+        grad = grad.contiguous()
+        grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+        for block in plan.blocks:
+            batch = [_batched(tensor, block) for tensor in (grad, query, key, value, output, sums)]
+            if block.real is not None:
+                # Padding repeats a real token as query and key; without gradient and weight it adds nothing.
+                absent = torch.ones(block.rows * block.count, dtype=torch.bool, device=grad.device)
+                absent = absent.index_fill_(0, block.real, False).view(block.rows, 1, block.count)
+                batch[0] = batch[0].masked_fill(absent[..., None], 0)
+                batch[5] = batch[5].masked_fill(absent, torch.inf)
+            for total, part in zip(grads, backpropagate_block(*batch, scaling, causal=True), strict=True):
+                total.index_copy_(0, block.packed, _flat(part, block))
+        for node in plan.inner:
+            own, below = slice(node.start, node.stop), slice(node.stop, node.below)
+            parts = backpropagate_block(
+                _single(grad[below]),
+                _single(query[below]),
+                _single(key[own]),
+                _single(value[own]),
+                _single(output[below]),
+                _single(sums[below]),
+                scaling,
+                causal=False,
+            )
+            for total, part, place in zip(grads, parts, (below, own, own), strict=True):
+                total[place] += part[0].transpose(0, 1)
+        return *(total.transpose(0, 1) for total in grads), None, None
+
+
+def _batched(tensor: Tensor, block: CausalBlock) -> Tensor:
+    """[N, H, …] → [rows, H, count, …]"""
+    return tensor.index_select(0, block.gather).view(block.rows, block.count, *tensor.shape[1:]).transpose(1, 2)
+
+
+def _flat(tensor: Tensor, block: CausalBlock) -> Tensor:
+    """[rows, H, count, …] → [tokens, H, …]"""
+    flat = tensor.transpose(1, 2).flatten(0, 1)
+    return flat if block.real is None else flat.index_select(0, block.real)
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """[n, H, …] → [1, H, n, …]"""
+    return tensor.transpose(0, 1)[None]
+
+
+def attend_block(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of query [B, H, Q, D] on key, value [B, KV, T, D], with its log-sums [B, H, Q]."""
+    if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, scale=scaling
+        )
+    return attend_block_plainly(query, key, value, scaling, causal=causal)
+
+
+def backpropagate_block(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value through one block, where output and sums are those over all blocks."""
+    if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, output, sums, 0.0, causal, scale=scaling
+        )
+    return backpropagate_block_plainly(grad, query, key, value, output, sums, scaling, causal=causal)
+
+
+def _scores(query: Tensor, key: Tensor, scaling: float, causal: bool) -> Tensor:
+    """[B, KV, G, Q, T] in float32, -inf where a query may not look."""
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    scores = torch.matmul(grouped, key.transpose(2, 3)[:, :, None]).float() * scaling
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu_(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
+
+
+def attend_block_plainly(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The same by matrix products, for devices without a kernel that returns and takes log-sums."""
+    scores = _scores(query, key, scaling, causal)
+    sums = scores.logsumexp(-1)
+    weights = (scores - sums[..., None]).exp().to(value.dtype)
+    return torch.matmul(weights, value[:, :, None]).flatten(1, 2), sums.flatten(1, 2)
+
+
+def backpropagate_block_plainly(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    heads = key.shape[1]
+    grouped_grad, grouped_query = grad.unflatten(1, (heads, -1)), query.unflatten(1, (heads, -1))
+    weights = (_scores(query, key, scaling, causal) - sums.unflatten(1, (heads, -1))[..., None]).exp()
+    mean = (grad.float() * output.float()).sum(-1).unflatten(1, (heads, -1))
+    pull = torch.matmul(grouped_grad, value.transpose(2, 3)[:, :, None]).float()
+    pull = (weights * (pull - mean[..., None]) * scaling).to(query.dtype)
+    grad_query = torch.matmul(pull, key[:, :, None]).flatten(1, 2)
+    grad_key = torch.matmul(pull.transpose(3, 4), grouped_query).sum(2)
+    grad_value = torch.matmul(weights.to(grad.dtype).transpose(3, 4), grouped_grad).sum(2)
+    return grad_query, grad_key, grad_value

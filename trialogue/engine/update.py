@@ -1,0 +1,253 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportIncompatibleMethodOverride=false
+"""Log-probabilities and gradients of rows, packed without padding and with shared prefixes computed once.
+
+Rows are split into micro-batches by a budget of tree tokens; within one the hidden states of the whole
+tree are computed together, and logits only where they are needed, a bounded chunk at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
+from trialogue.engine.attention import Wiring
+from trialogue.engine.prefixes import common_length
+from trialogue.engine.tree import TreePlan, grow_tree
+from trialogue.errors import EngineError
+
+LOGITS_AT_ONCE = 1 << 24  # floats
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """Log-probability of each target and entropy of each distribution, without ever holding all logits.
+
+    hidden [M, width] and the output matrix [V, width] → [M], [M]; the backward pass computes logits again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        for part in _parts(len(targets), chunk):
+            logits = _logits(hidden[part], weight, bias, temperature)
+            sums[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - sums[part]
+            weights = (logits - sums[part, None]).exp_()
+            entropy[part] = sums[part] - logits.mul_(weights).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, sums)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, sums = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for part in _parts(len(targets), ctx.chunk):
+            pull = _logits(hidden[part], weight, bias, ctx.temperature).sub_(sums[part, None]).exp_().neg_()
+            pull.scatter_add_(1, targets[part, None], torch.ones_like(sums[part, None]))
+            pull.mul_(grad[part, None] / ctx.temperature)
+            pull = pull.to(hidden.dtype)
+            grad_hidden[part] = pull @ weight.to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight.addmm_(pull.T, hidden[part]) if pull.dtype == grad_weight.dtype else grad_weight.add_(
+                    pull.T @ hidden[part]
+                )
+            if grad_bias is not None:
+                grad_bias.add_(pull.sum(0))
+        return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _parts(count: int, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, count, chunk)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+    logits = logits.float()
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def split_rows(rows: Sequence[list[int]], budget: int) -> list[list[int]]:
+    """Indices of rows in micro-batches of at most `budget` tree tokens, rows that share prefixes together."""
+    batches: list[list[int]] = []
+    room = 0
+    last: list[int] = []
+    for index in sorted(range(len(rows)), key=lambda index: rows[index]):
+        added = len(rows[index]) - common_length(last, rows[index])
+        if not batches or added > room:
+            batches.append([])
+            added, room = len(rows[index]), budget
+        batches[-1].append(index)
+        room -= added
+        last = rows[index]
+    return batches
+
+
+def check_rows(rows: Sequence[Row]) -> None:
+    for number, row in enumerate(rows):
+        name = row.id or f"number {number}"
+        lists = (row.mask, row.logprobs, row.advantages, row.reference_logprobs, row.turns)
+        if any(values is not None and len(values) != len(row.tokens) for values in lists):
+            raise EngineError(f"row {name}: every list must have the length of tokens, {len(row.tokens)}")
+        if row.mask and row.mask[0]:
+            raise EngineError(f"row {name}: position 0 has nothing before it and cannot be trained on (mask 1)")
+    if len({row.reference_logprobs is None for row in rows}) > 1 or len({row.turns is None for row in rows}) > 1:
+        raise EngineError("reference_logprobs and turns must be given for all rows or for none")
+
+
+class Update:
+    """Gradients accumulate over `forward_backward` calls until `optim_step` applies them."""
+
+    def __init__(self, wiring: Wiring, device: torch.device, *, max_tokens: int) -> None:
+        self.wiring, self.device, self.max_tokens = wiring, device, max_tokens
+        self.parameters = {name: value for name, value in wiring.model.named_parameters() if value.requires_grad}
+        decayed = [value for value in self.parameters.values() if value.ndim >= 2]
+        plain = [value for value in self.parameters.values() if value.ndim < 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": group, "decays": decays} for group, decays in ((decayed, True), (plain, False)) if group],
+            lr=0.0,
+            fused=True,
+        )
+        self.skipped = 0
+        self.computed_tokens = 0
+
+    def _score(
+        self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and for each
+        wanted position, row after row, which of them it is."""
+        tree = plan.tree
+        self.computed_tokens += len(tree.tokens)
+        packed: list[Tensor] = []
+        for path, positions in zip(tree.paths, wanted, strict=True):
+            whole = torch.cat([torch.arange(start, stop) for start, stop in path])
+            packed.append(whole[torch.tensor(positions, dtype=torch.long)])
+        needed, places = torch.cat(packed).unique(return_inverse=True)
+        needed, places = needed.to(self.device), places.to(self.device)
+        tokens = torch.tensor(tree.tokens, device=self.device)
+        hidden = self.wiring.hidden(tokens, torch.tensor(tree.positions, device=self.device))
+        before = plan.previous[needed]
+        weight, bias = self.wiring.head.weight, self.wiring.head.bias
+        logprobs, entropy = TokenLogprobs.apply(
+            hidden.index_select(0, before).to(self.wiring.shapes.dtype),
+            weight,
+            bias,
+            tokens[needed],
+            temperature,
+            max(1, LOGITS_AT_ONCE // weight.shape[0]),
+        )
+        return logprobs, entropy, places
+
+    def forward(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
+        results: list[list[float]] = [[0.0] * len(row.tokens) for row in rows]
+        sequences = [row.tokens for row in rows]
+        for batch in split_rows(sequences, self.max_tokens):
+            batch = [index for index in batch if len(sequences[index]) > 1]
+            if not batch:
+                continue
+            plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
+            wanted = [range(1, len(sequences[index])) for index in batch]
+            with torch.no_grad(), self.wiring.using(plan):
+                logprobs, _, places = self._score(plan, wanted, temperature)
+            found = logprobs[places].split([len(positions) for positions in wanted])
+            for index, values in zip(batch, found, strict=True):
+                results[index][1:] = values.tolist()
+        return results
+
+    def forward_backward(self, rows: Sequence[Row], loss: LossFunction, temperature: float) -> Outputs:
+        check_rows(rows)
+        masked = [[position for position, mask in enumerate(row.mask) if mask] for row in rows]
+        total_tokens = sum(map(len, masked))
+        # Nothing after the last trained token of a row has a gradient.
+        sequences = [row.tokens[: places[-1] + 1] if places else [] for row, places in zip(rows, masked, strict=True)]
+        results: list[list[float]] = [[] for _ in rows]
+        metrics: dict[str, float] = {}
+        for batch in split_rows(sequences, self.max_tokens):
+            batch = [index for index in batch if sequences[index]]
+            if not batch:
+                continue
+            plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
+            wanted = [masked[index] for index in batch]
+            with self.wiring.using(plan):
+                logprobs, entropy, places = self._score(plan, wanted, temperature)
+                new = logprobs.index_select(0, places)
+                tokens = self._token_batch([rows[index] for index in batch], wanted, entropy[places])
+                tokens = replace(tokens, total_rows=len(rows), total_tokens=total_tokens)
+                value, found = loss(new, tokens)
+                value.backward()
+            _add_metrics(metrics, {"loss": value, **found})
+            for index, values in zip(batch, new.detach().split([len(p) for p in wanted]), strict=True):
+                results[index] = values.tolist()
+        return Outputs(results, metrics)
+
+    def _token_batch(self, rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor) -> TokenBatch:
+        def flat(lists: Sequence[Sequence[float] | None], dtype: torch.dtype) -> Tensor | None:
+            if any(values is None for values in lists):
+                return None
+            pairs = zip(lists, wanted, strict=True)
+            chosen = [values[position] for values, positions in pairs if values for position in positions]
+            return torch.tensor(chosen, dtype=dtype, device=self.device)
+
+        counts = torch.tensor([len(positions) for positions in wanted], device=self.device)
+        old, advantages = (
+            flat([row.logprobs for row in rows], torch.float32),
+            flat([row.advantages for row in rows], torch.float32),
+        )
+        assert old is not None
+        assert advantages is not None
+        return TokenBatch(
+            old_logprobs=old,
+            advantages=advantages,
+            reference_logprobs=flat([row.reference_logprobs for row in rows], torch.float32),
+            entropy=entropy,
+            row=torch.arange(len(rows), device=self.device).repeat_interleave(counts),
+            turns=flat([row.turns for row in rows], torch.long),
+            tokens_per_row=counts,
+            rows=len(rows),
+            total_rows=len(rows),
+            total_tokens=len(entropy),
+        )
+
+    def optim_step(self, params: OptimParams) -> dict[str, float]:
+        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+        if not gradients:
+            raise EngineError("there is no gradient to apply: call forward_backward before optim_step")
+        norm = nn.utils.get_total_norm(gradients)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            if params.grad_clip > 0:
+                nn.utils.clip_grads_with_norm_(self.parameters.values(), params.grad_clip, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"], group["betas"], group["eps"] = params.learning_rate, params.betas, params.eps
+                group["weight_decay"] = params.weight_decay if group["decays"] else 0.0
+            self.optimizer.step()
+        else:
+            self.skipped += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": float(norm), "learning_rate": params.learning_rate, "skipped": 0.0 if finite else 1.0}
+
+
+def _add_metrics(totals: dict[str, float], found: dict[str, Tensor | float]) -> None:
+    for name, value in found.items():
+        number = float(value.detach()) if isinstance(value, Tensor) else float(value)
+        if name not in totals:
+            totals[name] = number
+        elif name.endswith("_max"):
+            totals[name] = max(totals[name], number)
+        elif name.endswith("_min"):
+            totals[name] = min(totals[name], number)
+        else:
+            totals[name] += number
