@@ -24,7 +24,8 @@ from trialogue.errors import EngineError
 IMPLEMENTATION = "trialogue"
 SUPPORTED = (
     "Supported are decoder-only transformers models with full causal attention in every layer "
-    "(Llama, SmolLM2, Qwen2, Qwen3, Mistral without sliding window, …) and LFM2 (short convolutions + attention)."
+    "(Llama, SmolLM2, Qwen2, Qwen3, Mistral without sliding window, …) and LFM2 (short convolutions with "
+    "attention)."
 )
 
 
@@ -62,20 +63,24 @@ class Wiring:
         try:
             model.set_attn_implementation(IMPLEMENTATION)
         except (ValueError, ImportError) as error:
-            raise EngineError(f"{type(model).__name__} cannot take another attention: {error}. {SUPPORTED}") from error
+            raise EngineError(
+                f"{type(model).__name__} cannot take another attention: {error}. {SUPPORTED}"
+            ) from error
         self.decoder = cast(nn.Module, model.base_model)
         head = model.get_output_embeddings()
         if head is None:
             raise EngineError(f"{type(model).__name__} has no output embeddings. {SUPPORTED}")
         if type(head) is not nn.Linear:
-            raise EngineError(f"the output embeddings of {type(model).__name__} are a {type(head).__name__}, not Linear")
+            raise EngineError(
+                f"the output embeddings of {type(model).__name__} are a {type(head).__name__}, not Linear"
+            )
         self.head = head
         for module in self.decoder.modules():
             if hasattr(module, "layer_idx"):
                 cast(Any, module).wiring = self
             if is_short_convolution(module):
                 cast(Any, module).forward = MethodType(planned_convolution, module)
-        self.shapes = self._probe()
+        self.shapes = self.probe()
 
     @contextmanager
     def using(self, plan: Plan) -> Iterator[None]:
@@ -98,7 +103,7 @@ class Wiring:
     def _autocast(self, device: str) -> AbstractContextManager[Any]:
         return nullcontext() if self.compute is None else torch.autocast(device, self.compute)
 
-    def _probe(self) -> LayerShapes:
+    def probe(self) -> LayerShapes:
         """One tiny forward pass tells which layers keep what, without reading any configuration."""
         recorder = Recorder()
         device = next(self.model.parameters()).device
@@ -108,8 +113,8 @@ class Wiring:
         seen = len(recorder.attention) + len(recorder.convolution)
         if seen != layers:
             raise EngineError(
-                f"{type(self.model).__name__} has {layers} layers, of which {seen} look back through attention or "
-                f"short convolutions this engine knows. {SUPPORTED}"
+                f"{type(self.model).__name__} has {layers} layers, of which only {seen} look back through "
+                f"attention or short convolutions that this engine knows. {SUPPORTED}"
             )
         return LayerShapes(recorder.attention, recorder.convolution, recorder.dtype)
 
@@ -159,7 +164,7 @@ def planned_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function transformers calls in every attention layer: query [1, H, N, D], key, value [1, KV, N, D]."""
+    """What transformers calls in every attention layer: query [1, H, N, D], key and value [1, KV, N, D]."""
     for option in ("sliding_window", "softcap", "s_aux"):
         if options.get(option) is not None:
             raise EngineError(f"{type(module).__name__} asks for `{option}` in its attention. {SUPPORTED}")
@@ -174,7 +179,9 @@ def planned_attention(
 
 
 def is_short_convolution(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("ShortConv") and isinstance(getattr(module, "conv", None), nn.Conv1d)
+    return type(module).__name__.endswith("ShortConv") and isinstance(
+        getattr(module, "conv", None), nn.Conv1d
+    )
 
 
 def planned_convolution(module: Any, hidden_states: Tensor, **options: Any) -> Tensor:
@@ -198,7 +205,7 @@ def attend_with_sum(
 ) -> tuple[Tensor, Tensor]:
     """Attention and the log of its normaliser, so that parts over different keys can be merged.
 
-    query [B, H, Q, D], key and value [B, KV, T, D], bias broadcastable to [B, 1, Q, T] → [B, H, Q, D], [B, H, Q].
+    query [B, H, Q, D], key and value [B, KV, T, D], bias like [B, 1, Q, T] → [B, H, Q, D], [B, H, Q].
     """
     if query.device.type == "cpu" and query.shape[2] > 1 and key.shape[3] == value.shape[3]:
         if bias is not None:
@@ -212,7 +219,9 @@ def attend_with_sum(
     grouped = (query * scaling).reshape(batch, key.shape[1], groups * queries, width)
     scores = torch.matmul(grouped, key.transpose(2, 3))
     if bias is not None:
-        scores += bias if queries == 1 else bias.expand(batch, 1, queries, key.shape[2]).repeat(1, 1, groups, 1)
+        scores += (
+            bias if queries == 1 else bias.expand(batch, 1, queries, key.shape[2]).repeat(1, 1, groups, 1)
+        )
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -221,7 +230,9 @@ def attend_with_sum(
     return output.view(batch, heads, queries, value.shape[3]), summed.view(batch, heads, queries)
 
 
-def merge_parts(first: Tensor, first_sum: Tensor, second: Tensor, second_sum: Tensor) -> tuple[Tensor, Tensor]:
+def merge_parts(
+    first: Tensor, first_sum: Tensor, second: Tensor, second_sum: Tensor
+) -> tuple[Tensor, Tensor]:
     """Attention over two disjoint sets of keys from attention over each: outputs [..., D], log-sums [...]."""
     share = torch.sigmoid(first_sum - second_sum).unsqueeze(-1).to(first.dtype)
     return torch.lerp(second, first, share), torch.logaddexp(first_sum, second_sum)

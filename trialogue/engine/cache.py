@@ -18,8 +18,8 @@ from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
 
 
 class Slab:
-    """Keys and values [slots, KV, capacity, D] of each attention layer, and inputs [slots, margin + capacity, C]
-    of each convolution, whose margin holds the last inputs before the slot begins (zeros at the very start)."""
+    """Keys and values [slots, KV, capacity, D] of each attention layer, inputs [slots, margin + capacity, C] of
+    each convolution. The margin holds the last inputs before a slot begins (zeros at the very start)."""
 
     def __init__(self, shapes: LayerShapes, slots: int, capacity: int, device: torch.device) -> None:
         self.shapes, self.slots, self.capacity, self.device = shapes, slots, capacity, device
@@ -36,7 +36,7 @@ class Slab:
         return torch.zeros(*shape, dtype=self.shapes.dtype, device=self.device)
 
     def resize(self, slots: int, capacity: int, kept: Sequence[int]) -> None:
-        """Take new dimensions; slot `kept[i]` becomes slot i. Layer by layer, so the peak is one layer more."""
+        """Take new dimensions; slot `kept[i]` becomes slot i. Layer by layer: the peak is one layer more."""
         index = torch.tensor(kept, dtype=torch.long, device=self.device)
         shared = min(capacity, self.capacity)
         for store in (self.keys, self.values):
@@ -46,7 +46,9 @@ class Slab:
         for layer, old in self.inputs.items():
             margin = old.shape[1] - self.capacity
             self.inputs[layer] = self._zeros(slots, margin + capacity, old.shape[2])
-            self.inputs[layer][: len(kept), : margin + shared] = old[:, : margin + shared].index_select(0, index)
+            self.inputs[layer][: len(kept), : margin + shared] = old[:, : margin + shared].index_select(
+                0, index
+            )
         self.slots, self.capacity = slots, capacity
 
     def begin(self, slot: int, prefix: Prefix | None) -> None:
@@ -147,7 +149,9 @@ class StepPlan:
                 own_values = own_values.index_select(0, bucket.slots)
             part, part_sum = attend_with_sum(picked, own_keys, own_values, scaling, bucket.bias)
             output[bucket.targets] = part.transpose(1, 2).flatten(0, 1).index_select(0, bucket.picked)
-            sums[bucket.targets] = part_sum.transpose(1, 2).flatten(0, 1).index_select(0, bucket.picked).float()
+            sums[bucket.targets] = (
+                part_sum.transpose(1, 2).flatten(0, 1).index_select(0, bucket.picked).float()
+            )
         for prefix, tokens in self.shared:
             picked = query if tokens is None else query.index_select(1, tokens)
             part, part_sum = attend_with_sum(
@@ -190,7 +194,9 @@ def plan_step(slab: Slab, pieces: Sequence[Piece]) -> StepPlan:
             tokens.extend(range(total, total + piece.count))
         total += piece.count
     buckets = [
-        _plan_rows(slab, pieces, offsets, members) if count == 1 else _plan_bucket(slab, pieces, offsets, members)
+        _plan_rows(slab, pieces, offsets, members)
+        if count == 1
+        else _plan_bucket(slab, pieces, offsets, members)
         for count, members in groups.items()
     ]
     return StepPlan(

@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Cached:
-    """What is kept of one conversation: `tokens` have been computed, the first ones in `prefix`, the rest in `slot`."""
+    """What is kept of one conversation: `tokens` are computed, the first of them in `prefix`, others in `slot`."""
 
     tokens: list[int] = field(default_factory=list)
     slot: int = -1
@@ -94,6 +94,12 @@ class Sampler:
         self.active.clear()
         for request in self.waiting:
             request.cache = None
+
+    def reset(self) -> None:
+        """Forget all requests too, as after a failure that left them half done."""
+        self.waiting.clear()
+        self.active.clear()
+        self.drop_caches()
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
@@ -178,7 +184,7 @@ class Sampler:
         for request in fresh:
             self._join(request, self.prefixes)
         while True:
-            # Conversations computed before anybody shared with them take part: their tokens need not be redone.
+            # Conversations computed before anybody shared with them take part: theirs need not be redone.
             alone = [
                 cached
                 for cached in self.sessions.values()
@@ -210,7 +216,10 @@ class Sampler:
         assert cached is not None
         for prefix in prefixes:
             length = len(prefix.tokens)
-            if len(cached.tokens) < length < len(request.sequence) and request.sequence[:length] == prefix.tokens:
+            if (
+                len(cached.tokens) < length < len(request.sequence)
+                and request.sequence[:length] == prefix.tokens
+            ):
                 cached.prefix, cached.tokens = prefix, list(prefix.tokens)
                 prefix.used = self.clock
 
@@ -238,8 +247,8 @@ class Sampler:
         return (slots * capacity + shared + more) * self.token_bytes <= self.cache_bytes
 
     def _reserve(self, more_slots: int, capacity: int, more_tokens: int = 0) -> bool:
-        """Have so many slots more, all of that capacity, and room for a prefix. What nobody needs now is evicted,
-        longest unused first; False when even that does not help."""
+        """Have so many slots more, all of that capacity, and room for a prefix. What nobody needs now is
+        evicted, longest unused first; False when even that does not help."""
         while True:
             holding = self._holding()
             slots = len(holding) + more_slots
@@ -256,7 +265,11 @@ class Sampler:
             else:
                 return False
         slab = self.slab
-        if slab.slots < slots or slab.capacity < needed or not self._fits(slab.slots, slab.capacity, more_tokens):
+        if (
+            slab.slots < slots
+            or slab.capacity < needed
+            or not self._fits(slab.slots, slab.capacity, more_tokens)
+        ):
             self._resize(slots, needed, more_tokens)
         return True
 

@@ -22,6 +22,9 @@ from trialogue.engine.attention import merge_parts
 from trialogue.engine.prefixes import common_length
 
 
+Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at a depth, below a path of nodes
+
+
 @dataclass(slots=True)
 class Node:
     start: int  # packed range of its own tokens
@@ -46,7 +49,6 @@ def grow_tree(rows: Sequence[list[int]], shortest: int = 16) -> Tree:
     ordered = [rows[index] for index in order]
     heights = [common_length(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
     tree = Tree([], [], [], [], [[] for _ in rows])
-    Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at `depth` below a path of nodes
     pending: list[Span] = [(0, len(ordered), 0, [])] if rows else []
     while pending:
         first, last, depth, path = pending.pop()
@@ -111,10 +113,12 @@ class TreePlan:
 
     @cached_property
     def previous(self) -> Tensor:
-        """Packed index of the token before each token; the index past the end, itself its own predecessor, stands
-        for nothing."""
+        """Packed index of the token before each token; the index past the end, its own predecessor, stands for
+        nothing."""
         end = len(self.tree.tokens)
-        return torch.tensor([end if index < 0 else index for index in self.tree.previous] + [end], device=self.device)
+        return torch.tensor(
+            [end if index < 0 else index for index in self.tree.previous] + [end], device=self.device
+        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         return TreeAttention.apply(query, key, value, self, scaling)
@@ -145,7 +149,9 @@ class TreeAttention(torch.autograd.Function):
     """query [H, N, D], key and value [KV, N, D] → [N, H, D]."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scaling: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scaling: float
+    ) -> Tensor:
         # Token first: gathering a node's tokens copies whole lines, and the result is already [N, H, D].
         query, key, value = (tensor.transpose(0, 1).contiguous() for tensor in (query, key, value))
         output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
@@ -203,7 +209,9 @@ class TreeAttention(torch.autograd.Function):
 
 def _batched(tensor: Tensor, block: CausalBlock) -> Tensor:
     """[N, H, …] → [rows, H, count, …]"""
-    return tensor.index_select(0, block.gather).view(block.rows, block.count, *tensor.shape[1:]).transpose(1, 2)
+    return (
+        tensor.index_select(0, block.gather).view(block.rows, block.count, *tensor.shape[1:]).transpose(1, 2)
+    )
 
 
 def _flat(tensor: Tensor, block: CausalBlock) -> Tensor:
@@ -217,7 +225,9 @@ def _single(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1)[None]
 
 
-def attend_block(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+def attend_block(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Attention of query [B, H, Q, D] on key, value [B, KV, T, D], with its log-sums [B, H, Q]."""
     if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -227,9 +237,17 @@ def attend_block(query: Tensor, key: Tensor, value: Tensor, scaling: float, *, c
 
 
 def backpropagate_block(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, scaling: float, *, causal: bool
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    sums: Tensor,
+    scaling: float,
+    *,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value through one block, where output and sums are those over all blocks."""
+    """Gradients of query, key and value through one block; output and sums are those over all blocks."""
     if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, query, key, value, output, sums, 0.0, causal, scale=scaling
@@ -258,7 +276,15 @@ def attend_block_plainly(
 
 
 def backpropagate_block_plainly(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor, scaling: float, *, causal: bool
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    sums: Tensor,
+    scaling: float,
+    *,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads = key.shape[1]
     grouped_grad, grouped_query = grad.unflatten(1, (heads, -1)), query.unflatten(1, (heads, -1))

@@ -8,13 +8,16 @@ tree are computed together, and logits only where they are needed, a bounded chu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
 from trialogue.engine.attention import Wiring
@@ -33,7 +36,13 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
@@ -62,9 +71,9 @@ class TokenLogprobs(torch.autograd.Function):
             pull = pull.to(hidden.dtype)
             grad_hidden[part] = pull @ weight.to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight.addmm_(pull.T, hidden[part]) if pull.dtype == grad_weight.dtype else grad_weight.add_(
-                    pull.T @ hidden[part]
-                )
+                grad_weight.addmm_(
+                    pull.T, hidden[part]
+                ) if pull.dtype == grad_weight.dtype else grad_weight.add_(pull.T @ hidden[part])
             if grad_bias is not None:
                 grad_bias.add_(pull.sum(0))
         return grad_hidden, grad_weight, grad_bias, None, None, None
@@ -75,7 +84,9 @@ def _parts(count: int, chunk: int) -> list[slice]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+    logits = nn.functional.linear(
+        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+    )
     logits = logits.float()
     return logits if temperature == 1 else logits.div_(temperature)
 
@@ -103,21 +114,35 @@ def check_rows(rows: Sequence[Row]) -> None:
         if any(values is not None and len(values) != len(row.tokens) for values in lists):
             raise EngineError(f"row {name}: every list must have the length of tokens, {len(row.tokens)}")
         if row.mask and row.mask[0]:
-            raise EngineError(f"row {name}: position 0 has nothing before it and cannot be trained on (mask 1)")
-    if len({row.reference_logprobs is None for row in rows}) > 1 or len({row.turns is None for row in rows}) > 1:
+            raise EngineError(
+                f"row {name}: position 0 has nothing before it and cannot be trained on (mask 1)"
+            )
+    if (
+        len({row.reference_logprobs is None for row in rows}) > 1
+        or len({row.turns is None for row in rows}) > 1
+    ):
         raise EngineError("reference_logprobs and turns must be given for all rows or for none")
 
 
 class Update:
     """Gradients accumulate over `forward_backward` calls until `optim_step` applies them."""
 
-    def __init__(self, wiring: Wiring, device: torch.device, *, max_tokens: int) -> None:
+    def __init__(
+        self, wiring: Wiring, device: torch.device, *, max_tokens: int, checkpointing: bool = False
+    ) -> None:
         self.wiring, self.device, self.max_tokens = wiring, device, max_tokens
-        self.parameters = {name: value for name, value in wiring.model.named_parameters() if value.requires_grad}
+        self.recomputed = find_recomputed_layers(wiring.model) if checkpointing else []
+        self.parameters = {
+            name: value for name, value in wiring.model.named_parameters() if value.requires_grad
+        }
         decayed = [value for value in self.parameters.values() if value.ndim >= 2]
         plain = [value for value in self.parameters.values() if value.ndim < 2]
         self.optimizer = torch.optim.AdamW(
-            [{"params": group, "decays": decays} for group, decays in ((decayed, True), (plain, False)) if group],
+            [
+                {"params": group, "decays": decays}
+                for group, decays in ((decayed, True), (plain, False))
+                if group
+            ],
             lr=0.0,
             fused=True,
         )
@@ -127,8 +152,8 @@ class Update:
     def _score(
         self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and for each
-        wanted position, row after row, which of them it is."""
+        """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and for
+        each wanted position, row after row, which of them it is."""
         tree = plan.tree
         self.computed_tokens += len(tree.tokens)
         packed: list[Tensor] = []
@@ -172,7 +197,9 @@ class Update:
         masked = [[position for position, mask in enumerate(row.mask) if mask] for row in rows]
         total_tokens = sum(map(len, masked))
         # Nothing after the last trained token of a row has a gradient.
-        sequences = [row.tokens[: places[-1] + 1] if places else [] for row, places in zip(rows, masked, strict=True)]
+        sequences = [
+            row.tokens[: places[-1] + 1] if places else [] for row, places in zip(rows, masked, strict=True)
+        ]
         results: list[list[float]] = [[] for _ in rows]
         metrics: dict[str, float] = {}
         for batch in split_rows(sequences, self.max_tokens):
@@ -181,7 +208,7 @@ class Update:
                 continue
             plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
             wanted = [masked[index] for index in batch]
-            with self.wiring.using(plan):
+            with self.wiring.using(plan), self._recomputing():
                 logprobs, entropy, places = self._score(plan, wanted, temperature)
                 new = logprobs.index_select(0, places)
                 tokens = self._token_batch([rows[index] for index in batch], wanted, entropy[places])
@@ -193,7 +220,20 @@ class Update:
                 results[index] = values.tolist()
         return Outputs(results, metrics)
 
-    def _token_batch(self, rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor) -> TokenBatch:
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """transformers recomputes only layers in training mode; their parts stay in evaluation mode."""
+        for layer in self.recomputed:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self.recomputed:
+                layer.training = False
+
+    def _token_batch(
+        self, rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor
+    ) -> TokenBatch:
         def flat(lists: Sequence[Sequence[float] | None], dtype: torch.dtype) -> Tensor | None:
             if any(values is None for values in lists):
                 return None
@@ -237,7 +277,16 @@ class Update:
         else:
             self.skipped += 1
         self.optimizer.zero_grad(set_to_none=True)
-        return {"grad_norm": float(norm), "learning_rate": params.learning_rate, "skipped": 0.0 if finite else 1.0}
+        return {
+            "grad_norm": float(norm),
+            "learning_rate": params.learning_rate,
+            "skipped": 0.0 if finite else 1.0,
+        }
+
+
+def find_recomputed_layers(model: PreTrainedModel) -> list[nn.Module]:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def _add_metrics(totals: dict[str, float], found: dict[str, Tensor | float]) -> None:

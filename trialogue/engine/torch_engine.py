@@ -1,0 +1,325 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+"""The embedded engine: any transformers causal model in this process, sampled from and updated in place.
+
+All computing happens on one worker thread, so the event loop stays free and nothing runs at the same time
+as anything else. While requests are open, a driver task takes the sampler step by step; requests that
+arrive meanwhile join at the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from trialogue.engine.api import (
+    Capabilities,
+    Completion,
+    EngineSettings,
+    LoraSettings,
+    LossFunction,
+    OptimParams,
+    Outputs,
+    Row,
+    SamplingParams,
+)
+from trialogue.engine.attention import SUPPORTED, Wiring
+from trialogue.engine.sampler import Request, Sampler
+from trialogue.engine.state import load_engine, save_engine
+from trialogue.engine.tree import TreePlan, grow_tree
+from trialogue.engine.update import Update
+from trialogue.errors import EngineError
+
+Result = TypeVar("Result")
+
+# Turns of the event loop between steps: conversations that just got a reply can ask again before the next
+# step is composed, so that batches, and with them results, do not depend on timing.
+TURNS_BETWEEN_STEPS = 8
+
+
+class TorchEngine:
+    """`TorchEngine.load(path)`, or `TorchEngine(model)` around a model at hand, which it takes over."""
+
+    def __init__(
+        self, model: PreTrainedModel, settings: EngineSettings | None = None, *, adapter: Any = None
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self.device = find_device(self.settings.device)
+        model = cast(
+            PreTrainedModel, model.to(self.device)
+        ).eval()  # no dropout: ratios compare like with like
+        if self.settings.lora is not None and adapter is None:
+            adapter = add_adapter(model, self.settings.lora)
+        self.model, self.adapter = model, adapter
+        self.wiring = wire(model)
+        if self.device.type != "cpu":  # half precision is a hundred times slower on a CPU
+            self.wiring.compute = torch.bfloat16
+            self.wiring.shapes = self.wiring.probe()
+        self.update = Update(
+            self.wiring,
+            self.device,
+            max_tokens=self.settings.max_tokens_per_micro_batch,
+            checkpointing=self.settings.gradient_checkpointing,
+        )
+        self.sampler = Sampler(
+            self.wiring,
+            self.device,
+            cache_bytes=self.settings.cache_bytes,
+            prefill_chunk=self.settings.prefill_chunk,
+            keep_sessions=self.settings.keep_sessions,
+            share_prefixes=self.settings.share_prefixes,
+        )
+        config = model.config.get_text_config()
+        self.capabilities = Capabilities(
+            trains="full" if adapter is None else "lora",
+            custom_losses=True,
+            prompt_logprobs=True,
+            max_length=getattr(config, "max_position_embeddings", 1 << 30),
+            vocabulary=self.wiring.head.weight.shape[0],
+        )
+        self._requests = 0
+        self._unpublished = False
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._driver: asyncio.Task[None] | None = None
+        self._open: dict[Request, asyncio.Future[Completion]] = {}
+        self._arrived: list[Request] = []
+        self._over: list[str] = []
+
+    @classmethod
+    def load(cls, path: str | Path, settings: EngineSettings | None = None) -> TorchEngine:
+        """From a save_pretrained folder or hub name; an adapter is loaded onto its base model."""
+        settings = settings or EngineSettings()
+        adapter_config = Path(path) / "adapter_config.json"
+        if not adapter_config.is_file():
+            return cls(AutoModelForCausalLM.from_pretrained(path, dtype=_weight_type(settings)), settings)
+        from peft import PeftModel
+
+        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        return cls(model, settings, adapter=PeftModel.from_pretrained(model, str(path), is_trainable=True))
+
+    @property
+    def weight_version(self) -> int:
+        return self.sampler.weight_version
+
+    def close(self) -> None:
+        """Let the worker thread go; the engine cannot be used afterwards."""
+        self._thread.shutdown(wait=True)
+
+    # -- sampling --------------------------------------------------------------------------------------
+
+    async def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
+    ) -> list[Completion]:
+        self._check(prompts, params, session)
+        loop = asyncio.get_running_loop()
+        opened: dict[Request, asyncio.Future[Completion]] = {}
+        for number, prompt in enumerate(prompts):
+            self._requests += 1
+            seed = (
+                (self.settings.seed << 32) + self._requests
+                if params.seed is None
+                else params.seed + (number << 40)
+            )
+            room = self.capabilities.max_length - len(prompt)
+            limited = params if params.max_tokens <= room else replace(params, max_tokens=room)
+            opened[Request(list(prompt), limited, session, seed % (1 << 63))] = loop.create_future()
+        self._open |= opened
+        self._arrived += opened
+        self._wake()
+        try:
+            return [await future for future in opened.values()]
+        finally:
+            for request in opened:
+                request.cancelled = True  # of no effect on one that has ended
+                self._open.pop(request, None)
+
+    async def end_session(self, session: str) -> None:
+        self._over.append(session)
+        self._wake()
+
+    def _check(self, prompts: Sequence[Sequence[int]], params: SamplingParams, session: str | None) -> None:
+        if self._unpublished:
+            raise EngineError(
+                "the weights have changed since they were published: call publish() before sample()"
+            )
+        if session is not None and len(prompts) != 1:
+            raise EngineError(
+                f"a session is one conversation and takes one prompt at a time, not {len(prompts)}"
+            )
+        if params.max_tokens < 1 or params.temperature < 0 or not 0 < params.top_p <= 1:
+            raise EngineError(f"need max_tokens ≥ 1, temperature ≥ 0 and 0 < top_p ≤ 1, got {params}")
+        for prompt in prompts:
+            if not prompt:
+                raise EngineError(
+                    "an empty prompt gives the model nothing to go on; give it at least one token"
+                )
+            if len(prompt) >= self.capabilities.max_length:
+                raise EngineError(
+                    f"the prompt has {len(prompt)} tokens; the model takes at most "
+                    f"{self.capabilities.max_length - 1}"
+                )
+            if min(prompt) < 0 or max(prompt) >= self.capabilities.vocabulary:
+                raise EngineError(f"token ids must be between 0 and {self.capabilities.vocabulary - 1}")
+
+    def _wake(self) -> None:
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+
+    async def _drive(self) -> None:
+        """Step after step while requests are open."""
+        try:
+            while True:
+                for _ in range(TURNS_BETWEEN_STEPS):
+                    await asyncio.sleep(0)
+                if not self._open and not self._over:
+                    return
+                arrived, over = self._arrived, self._over
+                self._arrived, self._over = [], []
+                for request in await self._run(self._step, arrived, over):
+                    future = self._open.get(request)
+                    if future is None or future.done():
+                        continue
+                    if request.completion is not None:
+                        future.set_result(request.completion)
+                    else:
+                        future.set_exception(
+                            request.error or EngineError("the request ended without a completion")
+                        )
+        except Exception as error:  # noqa: BLE001 - whatever it is, everybody who waits must hear of it
+            for future in self._open.values():
+                if not future.done():
+                    future.set_exception(EngineError(f"sampling failed: {error!r}"))
+            self._open.clear()
+            await self._run(self.sampler.reset)
+
+    def _step(self, arrived: Sequence[Request], over: Sequence[str]) -> list[Request]:
+        for session in over:
+            self.sampler.end_session(session)
+        for request in arrived:
+            self.sampler.submit(request)
+        return self.sampler.step()
+
+    async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    # -- training --------------------------------------------------------------------------------------
+
+    async def forward(self, rows: Sequence[Row], temperature: float = 1.0) -> list[list[float]]:
+        return await self._run(self.update.forward, rows, temperature)
+
+    async def forward_backward(
+        self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0
+    ) -> Outputs:
+        return await self._run(self.update.forward_backward, rows, loss, temperature)
+
+    async def optim_step(self, params: OptimParams) -> dict[str, float]:
+        self._refuse_while_sampling("optim_step")
+        metrics = await self._run(self.update.optim_step, params)
+        self._unpublished |= not metrics["skipped"]
+        return metrics
+
+    async def publish(self) -> int:
+        """Sampler and update share their weights: caches go, the version counts up, nothing is copied.
+        Weights that did not change keep their version."""
+        if self._unpublished:
+            self._refuse_while_sampling("publish")
+            await self._run(self.sampler.drop_caches)
+            self.sampler.weight_version += 1
+            self._unpublished = False
+        return self.sampler.weight_version
+
+    def _refuse_while_sampling(self, verb: str) -> None:
+        if self._open:
+            raise EngineError(
+                f"{verb} would change the weights under {len(self._open)} requests that are still sampling; "
+                "await or cancel them first"
+            )
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    async def save_state(self, path: Path) -> None:
+        counters = {
+            "weight_version": self.sampler.weight_version,
+            "unpublished": int(self._unpublished),
+            "requests": self._requests,
+            "skipped": self.update.skipped,
+        }
+        await self._run(save_engine, Path(path), self.model, self.adapter, self.update, counters)
+
+    async def load_state(self, path: Path) -> None:
+        self._refuse_while_sampling("load_state")
+        counters = await self._run(load_engine, Path(path), self.model, self.adapter, self.update)
+        await self._run(self.sampler.drop_caches)
+        self.sampler.weight_version = counters["weight_version"]
+        self._unpublished = bool(counters["unpublished"])
+        self._requests = counters["requests"]
+        self.update.skipped = counters["skipped"]
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _weight_type(settings: EngineSettings) -> torch.dtype:
+    """Weights that are trained stay in float32; frozen ones under adapters on a GPU need only half."""
+    frozen = settings.lora is not None and find_device(settings.device).type != "cpu"
+    return torch.bfloat16 if frozen else torch.float32
+
+
+def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
+    """Put low-rank adapters into the model itself; the peft model returned is needed to save them."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = (
+        settings.target_modules if isinstance(settings.target_modules, str) else list(settings.target_modules)
+    )
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=settings.r,
+            lora_alpha=settings.alpha,
+            target_modules=targets,
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+@torch.no_grad()
+def wire(model: PreTrainedModel) -> Wiring:
+    """Hook the model up, and make sure that it says the same as before: whatever an architecture does that a
+    plan does not know of would show here."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randint(vocabulary, (length,), generator=generator).tolist() for length in (12, 7))
+    rows = [first, first[:5] + second]
+    device = model.get_input_embeddings().weight.device
+    expected = [model(torch.tensor([row], device=device), use_cache=False).logits[0] for row in rows]
+    wiring = Wiring(model)
+    plan = TreePlan(grow_tree(rows, shortest=4), device)
+    with wiring.using(plan):
+        hidden = wiring.hidden(
+            torch.tensor(plan.tree.tokens, device=device), torch.tensor(plan.tree.positions, device=device)
+        )
+    for path, wanted in zip(plan.tree.paths, expected, strict=True):
+        found: Tensor = wiring.logits(torch.cat([hidden[start:stop] for start, stop in path]))
+        tolerance = (1e-3 if model.dtype == torch.float32 else 5e-2) * float(wanted.abs().max().clamp(min=1))
+        difference = float((found - wanted).abs().max())
+        if not difference <= tolerance:
+            raise EngineError(
+                f"{type(model).__name__} gives logits that differ by {difference:.2g} when its tokens are packed. "
+                + SUPPORTED
+            )
+    return wiring
