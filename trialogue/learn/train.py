@@ -1,0 +1,257 @@
+"""Reinforcement learning with a user in the loop, top to bottom:
+
+choose tasks → hold groups of conversations → grade → advantages → rows → update → publish → log →
+now and then evaluate on dev tasks and save a checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import cos, pi
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from trialogue.config import Optimizer, TrainConfig
+from trialogue.engine.api import Engine, OptimParams, Row
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
+from trialogue.learn.grpo import PolicyLoss, advantages
+from trialogue.learn.measure import measure
+from trialogue.learn.samples import to_rows
+from trialogue.run import Run, read_config
+from trialogue.score.metrics import summarize
+from trialogue.score.reward import grade
+from trialogue.talk.find import find_model
+from trialogue.talk.model import ModelSource
+from trialogue.talk.rollout import derive_seed, rollout
+from trialogue.task import Task
+from trialogue.trajectory import Group, Reward
+from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
+
+Watch = Callable[[int, dict[str, Any]], None]
+"""Told the number and the metrics of each step."""
+
+
+async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch | None = None) -> Path:
+    """Train and return the run directory. Stopped by Ctrl-C it saves, and `resume` goes on exactly there."""
+    if resume is not None:
+        config = read_config(TrainConfig, resume)
+    domain = find_domain(config.domain, config.data)
+    user = find_model(config.user, "user", domain, config.limits, config.seed)
+    learner = load_learner(config.learner, config.seed)
+    reference = load_learner(config.learner, config.seed) if config.loss.kl else None
+    if resume is not None:
+        run = Run.resume(resume, "train")
+    else:
+        run = Run.create(config.run, "train", config.domain, config, config.seed)
+    checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
+    first, level = await checkpoints.restore() if resume is not None else (0, 0)
+    levels = sorted(config.tasks.levels)
+    state = "failed"
+    try:
+        with Interrupt() as interrupt:
+            if first == 0:
+                await _evaluate(0, run, domain, learner, user, config, watch)
+            for step in range(first, config.training.steps):
+                clock = [perf_counter()]
+                admitted = levels[: level + 1] if config.training.curriculum else levels
+                groups = await hold(step, domain, learner.agent(config, "train"), user, config, admitted)
+                run.add_trajectories(f"step-{step + 1:06d}", [item for group in groups for item in everything(group)])
+                clock.append(perf_counter())
+
+                rows = to_step(groups, config)
+                metrics = {"step": step + 1, **measure(groups), "levels": admitted, "rows": len(rows)}
+                metrics |= await update(learner.engine, rows, step, config, reference)
+                await learner.engine.publish()
+                clock.append(perf_counter())
+
+                if config.training.curriculum and metrics.get("reward", 0.0) >= config.training.curriculum:
+                    level = min(level + 1, len(levels) - 1) if levels else 0
+                run.add_metrics(metrics)
+                run.add_timings(step + 1, rollout=clock[1] - clock[0], update=clock[2] - clock[1])
+                if watch is not None:
+                    watch(step + 1, metrics)
+                last = step + 1 == config.training.steps or interrupt.asked
+                if last or (config.training.eval_every and (step + 1) % config.training.eval_every == 0):
+                    if not interrupt.asked:
+                        await _evaluate(step + 1, run, domain, learner, user, config, watch)
+                if last or (step + 1) % config.training.checkpoint_every == 0:
+                    await checkpoints.save(step + 1, level)
+                if interrupt.asked:
+                    state = "stopped"
+                    return run.path
+        await checkpoints.finish()
+        state = "finished"
+        return run.path
+    finally:
+        learner.engine.close()
+        run.close(state)
+
+
+def choose_tasks(
+    domain: Domain, config: TrainConfig, step: int, draw: int, levels: Sequence[int]
+) -> list[Task]:
+    """The tasks of a step. An endless domain makes new ones; a finite one is gone through in epochs."""
+    wanted = config.tasks
+    count = config.training.tasks_per_step
+    if domain.endless:
+        seed = derive_seed(config.seed, "tasks", step, draw)
+        return domain.tasks(wanted.split, count, seed, levels=levels, families=wanted.families)
+    known = domain.tasks(wanted.split, wanted.count, config.seed, levels=levels, families=wanted.families)
+    first = (step + draw * config.training.steps) * count
+    chosen: list[Task] = []
+    for place in range(first, first + count):
+        epoch, position = divmod(place, len(known))
+        order = list(range(len(known)))
+        random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(order)
+        chosen.append(known[order[position]])
+    return list({task.id: task for task in chosen}.values())
+
+
+async def hold(
+    step: int,
+    domain: Domain,
+    agent: ModelSource,
+    user: ModelSource,
+    config: TrainConfig,
+    levels: Sequence[int],
+) -> list[Group]:
+    """The groups of one step, in the order of their tasks. With dynamic sampling, groups without signal are
+    replaced by new tasks within the budget."""
+    kept: list[Group] = []
+    for draw in range(config.training.redraw_flat_groups + 1):
+        tasks = choose_tasks(domain, config, step, draw, levels)[: config.training.tasks_per_step - len(kept)]
+        groups = [
+            group
+            async for group in rollout(
+                domain,
+                tasks,
+                agent,
+                user,
+                group_size=config.training.group_size,
+                concurrency=config.rollout.concurrency,
+                limits=config.limits,
+                seed=derive_seed(config.seed, "step", step),
+                redraws=config.rollout.redraws,
+                grade=grade,
+                name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
+            )
+        ]
+        order = {task.id: place for place, task in enumerate(tasks)}
+        groups.sort(key=lambda group: order[group.task.id])
+        last = draw == config.training.redraw_flat_groups
+        kept += [group for group in groups if last or has_signal(group)]
+        if len(kept) >= config.training.tasks_per_step:
+            break
+    return kept
+
+
+def everything(group: Group) -> list[Any]:
+    """Graded and failed conversations of a group."""
+    return [*group.trajectories, *group.failed]
+
+
+def has_signal(group: Group) -> bool:
+    """Whether some sibling did better than another."""
+    values = [item.value for item in group.trajectories]
+    return len(values) > 1 and max(values) - min(values) > 1e-6
+
+
+def to_step(groups: Sequence[Group], config: TrainConfig) -> list[Row]:
+    """The rows of a step: the conversations of groups with signal. Failed ones enter no baseline."""
+    rows: list[Row] = []
+    for group in groups:
+        held = list(group.trajectories)
+        if config.training.score_failures:
+            held += [item.model_copy(update={"reward": Reward(value=0.0)}) for item in group.failed]
+        values = [item.value for item in held]
+        for item, advantage in zip(held, advantages(values, config.loss.name), strict=True):
+            if advantage:
+                rows += to_rows(item, advantage, train_on_everything=config.training.train_on_everything)
+    return rows
+
+
+async def update(
+    engine: Engine, rows: list[Row], step: int, config: TrainConfig, reference: Learned | None
+) -> dict[str, Any]:
+    """One optimizer step, or as many as there are mini-batches."""
+    if not rows:
+        return {"skipped": "no group with signal"}
+    if reference is not None:
+        known = await reference.engine.forward(rows, config.training.temperature)
+        rows = [replace(row, reference_logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
+    random.Random(derive_seed(config.seed, "rows", step)).shuffle(rows)
+    size = -(-len(rows) // config.training.mini_batches)
+    metrics: dict[str, Any] = {}
+    for first in range(0, len(rows), size):
+        outputs = await engine.forward_backward(
+            rows[first : first + size], PolicyLoss(config.loss), temperature=config.training.temperature
+        )
+        metrics |= outputs.metrics
+        metrics |= await engine.optim_step(to_optim(config.optimizer, step, config.training.steps))
+    return metrics
+
+
+def to_optim(optimizer: Optimizer, step: int, steps: int) -> OptimParams:
+    """The optimizer's parameters at a step of the schedule."""
+    rate = optimizer.learning_rate
+    if step < optimizer.warmup:
+        rate *= (step + 1) / (optimizer.warmup + 1)
+    elif optimizer.schedule != "constant":
+        passed = (step - optimizer.warmup) / max(1, steps - optimizer.warmup)
+        rate *= 1 - passed if optimizer.schedule == "linear" else (1 + cos(pi * passed)) / 2
+    return OptimParams(
+        learning_rate=rate,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        grad_clip=optimizer.gradient_clip,
+    )
+
+
+async def _evaluate(
+    step: int,
+    run: Run,
+    domain: Domain,
+    learner: Learned,
+    user: ModelSource,
+    config: TrainConfig,
+    watch: Watch | None,
+) -> None:
+    """Greedy conversations on dev tasks: the curve that counts."""
+    if not config.training.eval_every:
+        return
+    started = perf_counter()
+    tasks = domain.tasks(
+        "dev",
+        config.training.eval_tasks,
+        config.seed,
+        levels=config.tasks.levels,
+        families=config.tasks.families,
+    )
+    groups = [
+        group
+        async for group in rollout(
+            domain,
+            tasks,
+            learner.agent(config, "eval"),
+            user,
+            concurrency=config.rollout.concurrency,
+            limits=config.limits,
+            seed=config.seed,
+            grade=grade,
+            name=f"eval-{step}/",
+        )
+    ]
+    run.add_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
+    held = [item for group in groups for item in group.trajectories]
+    failed = [item for group in groups for item in group.failed]
+    metrics = {"step": step, "kind": "eval", "split": "dev", **summarize(held, failed, config.seed)}
+    run.add_metrics(metrics)
+    run.add_timings(step, evaluate=perf_counter() - started)
+    if watch is not None:
+        watch(step, metrics)
+
+
