@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 
 from pydantic import ValidationError
 
-from trialogue.config import RunSettings, Section
+from trialogue.config import C, RunSettings, Section, to_config
 from trialogue.errors import RunError
 from trialogue.trajectory import Trajectory
 
@@ -103,6 +103,22 @@ class Run:
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         self.append("metrics.jsonl", json.dumps(metrics))
 
+    def add_timings(self, step: int, **seconds: float) -> None:
+        """Where the time of a step went."""
+        self.append("timings.jsonl", json.dumps({"step": step, **{k: round(v, 3) for k, v in seconds.items()}}))
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was written after a step, so that going on from its checkpoint repeats nothing."""
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            file = self.path / name
+            if file.exists():
+                kept = [line for _, line in read_lines(file) if int(line.get("step", 0)) <= step]
+                file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        for file in (self.path / "trajectories").glob("*-*.jsonl"):
+            number = file.stem.rsplit("-", 1)[1]
+            if number.isdigit() and int(number) > step:
+                file.unlink()
+
     def close(self, state: State) -> None:
         self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))
         self._lock.close()
@@ -140,6 +156,18 @@ def write_json(path: Path, data: Any) -> None:
         target.flush()
         os.fsync(target.fileno())
     partial.replace(path)
+
+
+def read_config(kind: type[C], path: Path) -> C:
+    """The resolved configuration of a run directory."""
+    file = path / "config.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} is no run directory: it has no config.json") from None
+    except ValueError as error:
+        raise RunError(f"{file} is not JSON: {error}") from None
+    return to_config(kind, data, str(file))
 
 
 def read_about(path: Path) -> dict[str, Any]:
