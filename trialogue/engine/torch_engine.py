@@ -47,18 +47,36 @@ TURNS_BETWEEN_STEPS = 8
 
 
 class TorchEngine:
-    """`TorchEngine.load(path)`, or `TorchEngine(model)` around a model at hand, which it takes over."""
+    """Give it a save_pretrained folder or hub name, a function that makes a model, or a model at hand. Whatever it
+    is, the engine takes the model over: it can no longer be called by itself."""
 
     def __init__(
-        self, model: PreTrainedModel, settings: EngineSettings | None = None, *, adapter: Any = None
+        self, source: str | Path | Callable[[], PreTrainedModel], settings: EngineSettings | None = None
     ) -> None:
         self.settings = settings or EngineSettings()
         self.device = find_device(self.settings.device)
+        # Even loading happens on the worker thread: OpenMP keeps a pool of threads for every thread that ever
+        # computed, and two pools on the same cores halve the speed of small operations.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._thread.submit(self._build, source).result()
+        self._requests = 0
+        self._unpublished = False
+        self._driver: asyncio.Task[None] | None = None
+        self._open: dict[Request, asyncio.Future[Completion]] = {}
+        self._arrived: list[Request] = []
+        self._over: list[str] = []
+
+    def _build(self, source: str | Path | Callable[[], PreTrainedModel]) -> None:
+        settings = self.settings
+        if isinstance(source, str | Path):
+            model, adapter = load_model(source, settings)
+        else:
+            model, adapter = source if isinstance(source, PreTrainedModel) else source(), None
         model = cast(
             PreTrainedModel, model.to(self.device)
         ).eval()  # no dropout: ratios compare like with like
-        if self.settings.lora is not None and adapter is None:
-            adapter = add_adapter(model, self.settings.lora)
+        if settings.lora is not None and adapter is None:
+            adapter = add_adapter(model, settings.lora)
         self.model, self.adapter = model, adapter
         self.wiring = wire(model)
         if self.device.type != "cpu":  # half precision is a hundred times slower on a CPU
@@ -67,16 +85,16 @@ class TorchEngine:
         self.update = Update(
             self.wiring,
             self.device,
-            max_tokens=self.settings.max_tokens_per_micro_batch,
-            checkpointing=self.settings.gradient_checkpointing,
+            max_tokens=settings.max_tokens_per_micro_batch,
+            checkpointing=settings.gradient_checkpointing,
         )
         self.sampler = Sampler(
             self.wiring,
             self.device,
-            cache_bytes=self.settings.cache_bytes,
-            prefill_chunk=self.settings.prefill_chunk,
-            keep_sessions=self.settings.keep_sessions,
-            share_prefixes=self.settings.share_prefixes,
+            cache_bytes=settings.cache_bytes,
+            prefill_chunk=settings.prefill_chunk,
+            keep_sessions=settings.keep_sessions,
+            share_prefixes=settings.share_prefixes,
         )
         config = model.config.get_text_config()
         self.capabilities = Capabilities(
@@ -86,26 +104,6 @@ class TorchEngine:
             max_length=getattr(config, "max_position_embeddings", 1 << 30),
             vocabulary=self.wiring.head.weight.shape[0],
         )
-        self._requests = 0
-        self._unpublished = False
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._driver: asyncio.Task[None] | None = None
-        self._open: dict[Request, asyncio.Future[Completion]] = {}
-        self._arrived: list[Request] = []
-        self._over: list[str] = []
-
-    @classmethod
-    def load(cls, path: str | Path, settings: EngineSettings | None = None) -> TorchEngine:
-        """From a save_pretrained folder or hub name; an adapter is loaded onto its base model."""
-        settings = settings or EngineSettings()
-        adapter_config = Path(path) / "adapter_config.json"
-        if not adapter_config.is_file():
-            return cls(AutoModelForCausalLM.from_pretrained(path, dtype=_weight_type(settings)), settings)
-        from peft import PeftModel
-
-        base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        return cls(model, settings, adapter=PeftModel.from_pretrained(model, str(path), is_trainable=True))
 
     @property
     def weight_version(self) -> int:
@@ -272,10 +270,20 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _weight_type(settings: EngineSettings) -> torch.dtype:
-    """Weights that are trained stay in float32; frozen ones under adapters on a GPU need only half."""
-    frozen = settings.lora is not None and find_device(settings.device).type != "cpu"
-    return torch.bfloat16 if frozen else torch.float32
+def load_model(path: str | Path, settings: EngineSettings) -> tuple[PreTrainedModel, Any]:
+    """A model and, when the folder holds one, the adapter on it. Weights that are trained stay in float32; frozen
+    ones under adapters on a GPU need only half."""
+    adapter_config = Path(path) / "adapter_config.json"
+    adapted = adapter_config.is_file()
+    frozen = (adapted or settings.lora is not None) and find_device(settings.device).type != "cpu"
+    dtype = torch.bfloat16 if frozen else torch.float32
+    if not adapted:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), None
+    from peft import PeftModel
+
+    base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    return model, PeftModel.from_pretrained(model, str(path), is_trainable=True)
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
