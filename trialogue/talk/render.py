@@ -1,0 +1,92 @@
+"""Messages to token ids and back, for one side of a conversation.
+
+A renderer only ever appends: it writes the prompt once, then what was observed since the last reply. What the
+model sampled stays as it is, id by id. Formats live in `talk.templates`; any other Hugging Face chat template
+goes through `talk.chat_template`, which refuses one that rewrites what it has shown before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from trialogue.errors import ConfigError
+from trialogue.messages import Message
+from trialogue.trajectory import Reply, Tokens, Turn
+from trialogue.world.tools import Tool
+
+
+class Renderer(Protocol):
+    """One format of conversation over one tokenizer. It keeps no state and may be shared."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Ids that end a reply."""
+        ...
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """The whole prompt, up to where the reply begins."""
+        ...
+
+    def extend(
+        self, ids: Sequence[int], reply: Sequence[int], messages: Sequence[Message]
+    ) -> list[int] | None:
+        """What to append to a prompt `ids` and its sampled `reply`: the end of the turn where the reply
+        was cut before it, the new messages, the next opening. None where the format rewrites what `ids`
+        shows: then a new row has to start."""
+        ...
+
+    def write(self, message: Message) -> list[int]:
+        """The reply that a model would sample to say this, its end included."""
+        ...
+
+    def parse(self, reply: Sequence[int]) -> Reply:
+        """What a sampled reply says. A broken call keeps its raw text as arguments, so that whoever made
+        it is told and can repair it."""
+        ...
+
+
+RENDERERS = ("compact", "qwen3", "qwen3-nothink", "hermes", "llama3", "template")
+
+
+def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
+    """The renderer of that name, or the one the tokenizer's control tokens and template call for."""
+    from trialogue.talk.templates import COMPACT_TOKENS, CompactRenderer
+    from trialogue.talk.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary(tokenizer)
+    if name is None and all(vocabulary.find(token) is not None for token in COMPACT_TOKENS):
+        name = "compact"
+    if name == "compact":
+        return CompactRenderer(vocabulary)
+    raise ConfigError(f"there is no renderer '{name}'; allowed are {', '.join(RENDERERS)}")
+
+
+def with_tokens(turns: Sequence[Turn], tools: Sequence[Tool], renderer: Renderer) -> list[Turn]:
+    """The turns one side sees, with `Tokens` for each of its replies as if they had been sampled: what a
+    teacher said, made into rows to learn from. Log-probabilities are 0. A greeting is no reply to anybody
+    and belongs to the prompt."""
+    done: list[Turn] = []
+    row: list[int] = []
+    reply: list[int] = []
+    since = 0
+    asked = False
+    for position, turn in enumerate(turns):
+        asked = asked or turn.message.role == "user"
+        if turn.message.role == "assistant" and asked:
+            seen = [earlier.message for earlier in turns[:position]]
+            added = renderer.extend(row, reply, seen[since:]) if reply else None
+            start = added is None
+            prompt = renderer.start(seen, tools) if added is None else added
+            row = prompt if start else [*row, *reply, *prompt]
+            reply = renderer.write(turn.message)
+            since = position + 1
+            tokens = Tokens(
+                start=start, prompt=tuple(prompt), reply=tuple(reply), logprobs=(0.0,) * len(reply)
+            )
+            turn = turn.model_copy(update={"tokens": tokens})
+        done.append(turn)
+    return done

@@ -1,0 +1,129 @@
+"""A tokenizer that cannot be talked into anything: text and control tokens are two kinds of things.
+
+Renderers write and read *pieces*: a string is ordinary text, a number is the id of a control token. Text is
+encoded by a copy of the tokenizer that knows no control tokens, so `<|im_end|>` typed by a user, or returned
+by a tool, stays a harmless string of characters and never ends a turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from trialogue.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Piece = str | int
+Pieces = list[Piece]
+
+_MARKUP = frozenset("<>[]|{}")
+
+
+class Vocabulary:
+    """Pieces to ids and back. Takes a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer: Tokenizer = find_backend(tokenizer)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.controls: dict[str, int] = {
+            token.content: number
+            for number, token in added.items()
+            if token.special or not _MARKUP.isdisjoint(token.content)
+        }
+        self._control_ids = frozenset(self.controls.values())
+        self._plain = _without_controls(self.tokenizer, self.controls)
+        self._encode_text = lru_cache(maxsize=1024)(self._encode_text_anew)
+        self._check()
+
+    def find(self, token: str) -> int | None:
+        """The id of a control token, where the vocabulary has it."""
+        return self.controls.get(token)
+
+    def get(self, token: str) -> int:
+        """The id of a control token that has to be there."""
+        if token not in self.controls:
+            known = ", ".join(sorted(self.controls)[:20]) or "none"
+            raise ConfigError(f"the tokenizer has no control token '{token}'; it has: {known}")
+        return self.controls[token]
+
+    def encode(self, pieces: Iterable[Piece]) -> list[int]:
+        """Ids of pieces. Neighbouring texts are joined first, as they would be in a rendered template."""
+        ids: list[int] = []
+        text: list[str] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                text.append(piece)
+                continue
+            ids.extend(self._encode_text("".join(text)))
+            text.clear()
+            ids.append(piece)
+        ids.extend(self._encode_text("".join(text)))
+        return ids
+
+    def split(self, ids: Sequence[int]) -> Pieces:
+        """Pieces of ids: control tokens stay numbers, what lies between is decoded."""
+        pieces: Pieces = []
+        start = 0
+        for position, number in enumerate(ids):
+            if number in self._control_ids:
+                if start < position:
+                    pieces.append(self.decode(ids[start:position]))
+                pieces.append(number)
+                start = position + 1
+        if start < len(ids):
+            pieces.append(self.decode(ids[start:]))
+        return pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def to_text(self, pieces: Iterable[Piece]) -> str:
+        """Pieces as one text, control tokens by their names."""
+        return "".join(piece if isinstance(piece, str) else self.decode([piece]) for piece in pieces)
+
+    def _encode_text_anew(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        # Half of a surrogate pair, as broken JSON escapes leave behind, has no encoding.
+        sound = text.encode("utf-8", "replace").decode()
+        return tuple(self._plain.encode(sound, add_special_tokens=False).ids)
+
+    def _check(self) -> None:
+        """Refuse a tokenizer whose model itself makes control tokens of plain text."""
+        for token, number in self.controls.items():
+            for text in (token, f" {token}", f"a{token}a", f"\n{token}\n"):
+                if not self._control_ids.isdisjoint(self._encode_text_anew(text)):
+                    raise ConfigError(
+                        f"the tokenizer reads the text {token!r} as the control token {number} even with "
+                        "its added tokens removed, so a user could forge turns; use a byte-level BPE"
+                    )
+
+
+def find_backend(tokenizer: Any) -> Tokenizer:
+    """The `tokenizers.Tokenizer` inside whatever was given."""
+    from tokenizers import Tokenizer
+
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        raise ConfigError(
+            f"rendering needs a fast tokenizer (one with a tokenizer.json), not {type(tokenizer).__name__}"
+        )
+    return backend
+
+
+def _without_controls(tokenizer: Tokenizer, controls: Iterable[str]) -> Tokenizer:
+    """A copy that knows the same words but no control tokens."""
+    from tokenizers import Tokenizer
+
+    shape = cast("dict[str, Any]", json.loads(tokenizer.to_str()))
+    names = set(controls)
+    shape["added_tokens"] = [token for token in shape["added_tokens"] if token["content"] not in names]
+    shape["post_processor"] = None
+    plain = Tokenizer.from_str(json.dumps(shape))
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
