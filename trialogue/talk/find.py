@@ -59,6 +59,6 @@ def _naive(task: Task, seed: int) -> Model:
 
 
 def _agenda(task: Task, seed: int) -> Model:
-    from trialogue.talk.agenda import AgendaUser
+    from trialogue.talk.agenda import make_agenda_user
 
-    return AgendaUser(task, seed)
+    return make_agenda_user(task, seed)

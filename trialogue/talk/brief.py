@@ -1,0 +1,129 @@
+"""The briefest format, for models of a few million weights that learn it from nothing.
+
+Every word follows a space and every value follows its key, in the user's words, in calls and in results alike,
+so that what has to be copied is the same ids everywhere:
+
+    <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
+    <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
+
+`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described, of the
+policy only the title is shown: such a model learns both by doing. Reasoning is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from trialogue.messages import Message, ToolCall
+from trialogue.talk.templates import COMPACT_TOKENS, TurnRenderer, divide, to_calls, to_json
+from trialogue.talk.vocabulary import Pieces, Vocabulary
+from trialogue.trajectory import Reply
+from trialogue.world.tools import Tool
+
+_PART = re.compile(r"([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
+
+
+class BriefRenderer(TurnRenderer):
+    """See the module."""
+
+    name = "brief"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        _, self.end, self._system, self._user, self._assistant, self._tool, self._call = map(
+            vocabulary.get, COMPACT_TOKENS
+        )
+        self.prompt, self.after = [self._assistant], []
+        self.stop_tokens = (self.end, self._system, self._user, self._assistant, self._tool)
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        title = next((line.strip("# ") for line in (system or "").splitlines() if line.strip("# ")), "")
+        return [self._system, f" {title}"] if title else []
+
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        pieces: Pieces = []
+        for message in messages:
+            if message.role == "tool":
+                pieces += [self._tool, f" {to_brief_result(message.content)}"]
+            else:
+                pieces += [self._user if message.role == "user" else self._system, f" {message.content}"]
+        return pieces
+
+    def say(self, message: Message) -> Pieces:
+        pieces: Pieces = [f" {message.content}"] if message.content or not message.tool_calls else []
+        for call in message.tool_calls:
+            pieces += [self._call, f" {to_brief_call(call)}"]
+        return pieces
+
+    def read(self, pieces: Pieces) -> Reply:
+        content, *calls = divide(pieces, self._call)
+        text = self.vocabulary.to_text(content).removeprefix(" ")
+        return Reply(text, to_calls([from_brief_call(self.vocabulary.to_text(call)) for call in calls]))
+
+
+def to_brief_call(call: ToolCall) -> str:
+    """`cancel_order order_id: W1234 | reason: found cheaper`."""
+    if isinstance(call.arguments, str):
+        return f"{call.name} {call.arguments}"
+    return f"{call.name} {' | '.join(_part(key, value) for key, value in call.arguments.items())}".rstrip(" ")
+
+
+def from_brief_call(text: str) -> tuple[str, dict[str, Any] | str]:
+    """The name and arguments of a brief call; the raw text where they cannot be read."""
+    name, _, rest = text.removeprefix(" ").partition(" ")
+    arguments: dict[str, Any] = {}
+    for part in rest.split(" | ") if rest else ():
+        found = _PART.fullmatch(part)
+        if found is None:
+            return name, rest
+        key, mark, value = found.groups()
+        if mark == ":":
+            arguments[key] = value
+        elif mark == "*":
+            arguments[key] = value.split(", ") if value else []
+        else:
+            try:
+                arguments[key] = json.loads(value)
+            except (ValueError, RecursionError):
+                return name, rest
+    return name, arguments
+
+
+def _part(key: str, value: Any) -> str:
+    if isinstance(value, str) and is_plain(value):
+        return f"{key}: {value}"
+    if isinstance(value, list):
+        texts = cast("list[Any]", value)
+        if all(isinstance(text, str) and text and is_plain(text) and ", " not in text for text in texts):
+            return f"{key}* {', '.join(texts)}".rstrip(" ")
+    return f"{key}= {to_json(value, compact=True)}"
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can stand as it is and be read back."""
+    return " | " not in text and not text.endswith((" |", " ")) and not text.startswith(("| ", " ")) and text != "|"
+
+
+def to_brief_result(text: str) -> str:
+    """A tool's result: JSON objects become parts like those of a call, everything else stays."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict | list):
+        return text
+    return " | ".join(_flatten(value))
+
+
+def _flatten(value: Any, key: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            yield from _flatten(inner, name)
+    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in cast("list[Any]", value)):
+        for inner in cast("list[Any]", value):
+            yield from _flatten(inner, key)
+    else:
+        yield _part(key or "value", value)
