@@ -18,8 +18,8 @@ from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
 
 
 class Slab:
-    """Keys and values [slots, KV, capacity, D] of each attention layer, inputs [slots, margin + capacity, C] of
-    each convolution. The margin holds the last inputs before a slot begins (zeros at the very start)."""
+    """Keys and values [slots, KV, capacity, D] of each attention layer, inputs [slots, margin + capacity, C]
+    of each convolution. The margin holds the last inputs before a slot begins (zeros at the very start)."""
 
     def __init__(self, shapes: LayerShapes, slots: int, capacity: int, device: torch.device) -> None:
         self.shapes, self.slots, self.capacity, self.device = shapes, slots, capacity, device

@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Cached:
-    """What is kept of one conversation: `tokens` are computed, the first of them in `prefix`, others in `slot`."""
+    """What is kept of a conversation: its computed `tokens`, the first ones in `prefix`, others in `slot`."""
 
     tokens: list[int] = field(default_factory=list)
     slot: int = -1
@@ -156,6 +156,8 @@ class Sampler:
         if self.share_prefixes and fresh:
             self._find_prefixes(fresh)
         self.waiting = blocked
+        # Those that hold a slot go first, so that whoever finds no room has somebody to wait for.
+        ready.sort(key=lambda request: request.cache is None or request.cache.slot < 0)
         for number, request in enumerate(ready):
             assert request.cache is not None
             if request.cache.slot < 0 and not self._take_slot(request):

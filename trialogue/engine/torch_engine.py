@@ -47,8 +47,8 @@ TURNS_BETWEEN_STEPS = 8
 
 
 class TorchEngine:
-    """Give it a save_pretrained folder or hub name, a function that makes a model, or a model at hand. Whatever it
-    is, the engine takes the model over: it can no longer be called by itself."""
+    """Give it a save_pretrained folder or hub name, a function that makes a model, or a model at hand. The
+    engine takes the model over: it can no longer be called by itself."""
 
     def __init__(
         self, source: str | Path | Callable[[], PreTrainedModel], settings: EngineSettings | None = None
@@ -104,6 +104,10 @@ class TorchEngine:
             max_length=getattr(config, "max_position_embeddings", 1 << 30),
             vocabulary=self.wiring.head.weight.shape[0],
         )
+
+    @classmethod
+    def load(cls, path: str | Path, settings: EngineSettings | None = None) -> TorchEngine:
+        return cls(path, settings)
 
     @property
     def weight_version(self) -> int:
@@ -271,8 +275,8 @@ def find_device(name: str) -> torch.device:
 
 
 def load_model(path: str | Path, settings: EngineSettings) -> tuple[PreTrainedModel, Any]:
-    """A model and, when the folder holds one, the adapter on it. Weights that are trained stay in float32; frozen
-    ones under adapters on a GPU need only half."""
+    """A model and, when the folder holds one, the adapter on it. Weights that are trained stay in float32;
+    frozen ones under adapters on a GPU need only half."""
     adapter_config = Path(path) / "adapter_config.json"
     adapted = adapter_config.is_file()
     frozen = (adapted or settings.lora is not None) and find_device(settings.device).type != "cpu"
@@ -327,7 +331,7 @@ def wire(model: PreTrainedModel) -> Wiring:
         difference = float((found - wanted).abs().max())
         if not difference <= tolerance:
             raise EngineError(
-                f"{type(model).__name__} gives logits that differ by {difference:.2g} when its tokens are packed. "
-                + SUPPORTED
+                f"{type(model).__name__} gives logits that differ by {difference:.2g} when its tokens are "
+                f"packed. {SUPPORTED}"
             )
     return wiring

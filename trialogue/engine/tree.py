@@ -21,7 +21,6 @@ from torch.autograd.function import once_differentiable
 from trialogue.engine.attention import merge_parts
 from trialogue.engine.prefixes import common_length
 
-
 Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at a depth, below a path of nodes
 
 
@@ -113,8 +112,8 @@ class TreePlan:
 
     @cached_property
     def previous(self) -> Tensor:
-        """Packed index of the token before each token; the index past the end, its own predecessor, stands for
-        nothing."""
+        """Packed index of the token before each token; the index past the end, its own predecessor, stands
+        for nothing."""
         end = len(self.tree.tokens)
         return torch.tensor(
             [end if index < 0 else index for index in self.tree.previous] + [end], device=self.device

@@ -1,0 +1,236 @@
+"""The sampler against plain forward passes, alone and in company, with and without what it saves."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+
+import pytest
+import torch
+
+from trialogue.engine import SamplingParams
+from trialogue.engine.draw import draw_tokens, uniform_noise
+from trialogue.engine.prefixes import best_shared_prefix, common_length
+from trialogue.errors import EngineError
+
+VOCABULARY = 300
+
+
+def make_prompt(seed: int, length: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(VOCABULARY) for _ in range(length)]
+
+
+async def converse_all(engine, converse, params, *, prompts, turns=3, named=True):
+    return await asyncio.gather(
+        *(
+            converse(engine, f"c{number}" if named else None, prompt, params, turns, seed=number)
+            for number, prompt in enumerate(prompts)
+        )
+    )
+
+
+async def test_logprobs_equal_a_plain_forward_for_every_token(kind, make_model, open_engine, converse):
+    model = make_model(kind)
+    engine = open_engine(copy.deepcopy(model), prefill_chunk=48)
+    trunk = make_prompt(1, 45)
+    prompts = [trunk + make_prompt(10 + number, number) for number in range(5)] + [make_prompt(99, 20)]
+    params = SamplingParams(max_tokens=9, temperature=0.8, stop_tokens=(3, 7), seed=5)
+    results = await converse_all(engine, converse, params, prompts=prompts)
+    sampled = 0
+    for tokens, logprobs in results:
+        with torch.no_grad():
+            plain = torch.log_softmax(model(torch.tensor([tokens])).logits[0] / 0.8, dim=-1)
+        for position, logprob in enumerate(logprobs):
+            if logprob != 0.0:
+                sampled += 1
+                assert abs(plain[position - 1, tokens[position]].item() - logprob) < 1e-4
+    assert sampled > 100
+
+
+async def test_caches_and_prefixes_change_no_greedy_token(kind, make_model, open_engine, converse):
+    trunk = make_prompt(2, 50)
+    prompts = [trunk + make_prompt(20 + number, 3 * number) for number in range(4)]
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    results, computed = {}, {}
+    for keep in (True, False):
+        for share in (True, False):
+            engine = open_engine(make_model(kind), keep_sessions=keep, share_prefixes=share)
+            found = await converse_all(engine, converse, params, prompts=prompts)
+            results[keep, share] = [tokens for tokens, _ in found]
+            computed[keep, share] = engine.sampler.computed_tokens
+    assert all(result == results[True, True] for result in results.values())
+    assert computed[True, True] < computed[True, False] < computed[False, False]
+    assert computed[True, True] < computed[False, True] < computed[False, False]
+    # Each token is computed once, the common prefix once for all, and the last of each completion not at all.
+    distinct = len(trunk) + sum(len(tokens) - len(trunk) for tokens in results[True, True])
+    assert computed[True, True] == distinct - len(prompts)
+
+
+async def test_a_prefix_shared_later_is_taken_from_the_first(kind, make_model, open_engine, converse):
+    trunk = make_prompt(3, 60)
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+    engine = open_engine(make_model(kind))
+    first = await converse(engine, "first", trunk, params, 2, seed=1)
+    before = engine.sampler.computed_tokens
+    second = await converse(engine, "second", trunk, params, 2, seed=2)
+    assert engine.sampler.computed_tokens - before < 60
+    (prefix,) = engine.sampler.prefixes
+    assert prefix.tokens == trunk[: len(prefix.tokens)]
+    assert len(prefix.tokens) >= 60
+    # The first conversation goes on from the slot its beginning has left.
+    draw = make_prompt(4, 5)
+    (more,) = await engine.sample([first[0] + draw], params, session="first")
+    alone = open_engine(make_model(kind), keep_sessions=False, share_prefixes=False)
+    assert (await alone.sample([first[0] + draw], params))[0].tokens == more.tokens
+    assert (await converse(alone, "second", trunk, params, 2, seed=2))[0] == second[0]
+
+
+async def test_a_small_budget_evicts_and_computes_again(kind, make_model, open_engine, converse):
+    prompts = [make_prompt(30, 35) + make_prompt(31 + number, 20) for number in range(6)]
+    params = SamplingParams(max_tokens=8, seed=11)
+    roomy = open_engine(make_model(kind))
+    expected = await converse_all(roomy, converse, params, prompts=prompts)
+    needed = roomy.sampler.token_bytes * 130
+    tight = open_engine(make_model(kind), cache_bytes=2 * needed)
+    found = await converse_all(tight, converse, params, prompts=prompts)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    assert tight.sampler.computed_tokens > roomy.sampler.computed_tokens
+    slab = tight.sampler.slab
+    held = slab.slots * slab.capacity + sum(len(prefix.tokens) for prefix in tight.sampler.prefixes)
+    assert held * tight.sampler.token_bytes <= 2 * needed
+
+
+async def test_a_sequence_larger_than_the_budget_is_refused(open_engine):
+    engine = open_engine("llama", cache_bytes=10_000)
+    with pytest.raises(EngineError, match="cache_bytes"):
+        await engine.sample([make_prompt(1, 100)], SamplingParams(max_tokens=4))
+    with pytest.raises(EngineError, match="cache_bytes"):
+        await engine.sample([make_prompt(1, 5)], SamplingParams(max_tokens=100))
+    (completion,) = await engine.sample([make_prompt(1, 3)], SamplingParams(max_tokens=2))
+    assert len(completion.tokens) == 2
+
+
+async def test_the_same_seed_gives_the_same_tokens_in_any_company(kind, make_model, open_engine):
+    prompts = [make_prompt(40 + number, 4 + 5 * number) for number in range(6)]
+    top_p = (1.0, 0.9)
+    params = [SamplingParams(4 + number, top_p=top_p[number % 2], seed=number) for number in range(6)]
+    engine = open_engine(make_model(kind))
+    alone = [(await engine.sample([prompt], param))[0] for prompt, param in zip(prompts, params, strict=True)]
+    together = await asyncio.gather(
+        *(engine.sample([prompt], param) for prompt, param in zip(prompts, params, strict=True))
+    )
+    assert [result.tokens for result in alone] == [result.tokens for (result,) in together]
+    other = (await engine.sample([prompts[5]], SamplingParams(max_tokens=9, seed=77)))[0]
+    assert other.tokens != alone[5].tokens
+
+
+async def test_a_rewritten_history_keeps_what_is_common(kind, make_model, open_engine):
+    engine = open_engine(make_model(kind))
+    params = SamplingParams(max_tokens=5, temperature=0.0)
+    prompt = make_prompt(5, 40)
+    await engine.sample([prompt], params, session="a")
+    before = engine.sampler.computed_tokens
+    rewritten = prompt[:25] + make_prompt(6, 10)
+    (found,) = await engine.sample([rewritten], params, session="a")
+    assert engine.sampler.computed_tokens - before == 10 + 4
+    plain = open_engine(make_model(kind), keep_sessions=False)
+    assert (await plain.sample([rewritten], params))[0].tokens == found.tokens
+    # The same prompt again needs one token computed for its logits.
+    before = engine.sampler.computed_tokens
+    assert (await engine.sample([rewritten], params, session="a"))[0].tokens == found.tokens
+    assert engine.sampler.computed_tokens - before == 1 + 4
+
+
+async def test_stops_at_a_stop_token_or_at_the_length(open_engine):
+    engine = open_engine("llama")
+    prompt = make_prompt(7, 12)
+    (free,) = await engine.sample([prompt], SamplingParams(max_tokens=12, temperature=0.0))
+    assert free.stop_reason == "length"
+    assert len(free.tokens) == len(free.logprobs) == 12
+    (stopped,) = await engine.sample(
+        [prompt], SamplingParams(max_tokens=12, temperature=0.0, stop_tokens=(free.tokens[4],))
+    )
+    assert stopped.stop_reason == "stop"
+    assert stopped.tokens == free.tokens[: free.tokens.index(free.tokens[4]) + 1]
+    limit = engine.capabilities.max_length
+    (last,) = await engine.sample([make_prompt(8, limit - 3)], SamplingParams(max_tokens=50))
+    assert len(last.tokens) == 3
+
+
+async def test_several_prompts_of_one_call_are_drawn_apart(open_engine):
+    engine = open_engine("llama")
+    results = await engine.sample([make_prompt(9, 10)] * 4, SamplingParams(max_tokens=10, seed=1))
+    assert len({tuple(result.tokens) for result in results}) == 4
+    again = await engine.sample([make_prompt(9, 10)] * 4, SamplingParams(max_tokens=10, seed=1))
+    assert [result.tokens for result in again] == [result.tokens for result in results]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "session"),
+    [
+        ([[]], SamplingParams(max_tokens=1), None),
+        ([[1], [2]], SamplingParams(max_tokens=1), "a"),
+        ([[1]], SamplingParams(max_tokens=0), None),
+        ([[1]], SamplingParams(max_tokens=1, temperature=-1), None),
+        ([[1]], SamplingParams(max_tokens=1, top_p=0), None),
+        ([[VOCABULARY]], SamplingParams(max_tokens=1), None),
+        ([[1] * 1024], SamplingParams(max_tokens=1), None),
+    ],
+)
+async def test_wrong_requests_are_refused(open_engine, prompts, params, session):
+    with pytest.raises(EngineError):
+        await open_engine("llama").sample(prompts, params, session=session)
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([2.0, 1.0, 0.0, -torch.inf]).repeat(20_000, 1)
+    ones = torch.ones(len(logits))
+    noise = uniform_noise(torch.full((len(logits),), 3), torch.arange(len(logits)))
+    tokens, logprobs = draw_tokens(logits, ones, ones, noise)
+    shares = tokens.bincount(minlength=4) / len(logits)
+    expected = torch.softmax(logits[0], -1)
+    assert torch.allclose(shares, expected, atol=0.015)
+    assert torch.allclose(logprobs, expected.log()[tokens])
+    # top-p 0.5 leaves the first token (mass 0.665), 0.7 the first two, in the proportion they had
+    tokens, logprobs = draw_tokens(logits, ones, torch.tensor([0.5, 0.7]).repeat(10_000), noise)
+    assert set(tokens[::2].tolist()) == {0}
+    assert set(tokens[1::2].tolist()) == {0, 1}
+    assert abs((tokens[1::2] == 0).double().mean().item() - 1 / (1 + torch.e**-1)) < 0.02
+    assert torch.allclose(logprobs, expected.log()[tokens])
+
+
+def test_noise_is_uniform_and_differs_by_seed_and_position():
+    seeds, positions = torch.arange(200).repeat_interleave(100), torch.arange(100).repeat(200)
+    noise = uniform_noise(seeds, positions)
+    assert noise.unique().numel() == len(noise)
+    assert float(noise.min()) >= 0
+    assert float(noise.max()) < 1
+    assert (noise.histc(20, 0, 1) / len(noise) - 0.05).abs().max() < 0.01
+
+
+def test_common_length():
+    draw = random.Random(0)
+    for _ in range(300):
+        first = [draw.randrange(2) for _ in range(draw.randrange(20))]
+        second = first[: draw.randrange(20)] + [draw.randrange(2) for _ in range(draw.randrange(5))]
+        walked = 0
+        while walked < min(len(first), len(second)) and first[walked] == second[walked]:
+            walked += 1
+        assert common_length(first, second) == walked
+
+
+def test_the_prefix_that_saves_most_is_found():
+    trunk, branch = list(range(40)), list(range(40)) + list(range(100, 110))
+    rows = [([*trunk, number], 0) for number in range(200, 206)] + [
+        ([*branch, number], 0) for number in (300, 301)
+    ]
+    assert best_shared_prefix(rows, 32) == trunk
+    assert best_shared_prefix(rows[6:], 32) == branch
+    assert best_shared_prefix(rows[:1], 32) is None
+    assert best_shared_prefix([([*trunk[:20], 1], 0), ([*trunk[:20], 2], 0)], 32) is None
+    # Nothing is gained where the trunk is provided for, or only one of two needs it and it must be computed.
+    assert best_shared_prefix([(tokens, 40) for tokens, _ in rows[:6]], 32) is None
+    assert best_shared_prefix([rows[0], ([*trunk, 9], -1)], 32) == trunk
+    assert best_shared_prefix([rows[0], ([*trunk, 9], 40)], 32) is None
