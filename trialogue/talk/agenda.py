@@ -1,0 +1,328 @@
+"""A rule-based user, driven by data: any domain may put an `agenda` into the meta data of its tasks.
+
+An agenda lists wishes, one after the other, and facts that are told only when the agent asks for them:
+
+    {"persona": "terse", "patience": 4,
+     "facts": {"email": {"value": "mira@mail.net", "asked": "e-?mail", "says": ["It's {value}."]},
+               "phone": {"value": null, "asked": "phone"}},                    # null: does not remember
+     "wishes": [{"says": ["I'd like to cancel an order."], "done": "cancel",
+                 "facts": {"order_id": {"value": "W1234", "asked": "order number", "form": "W\\\\d{4}"}}},
+                {"says": ["What does the red lamp cost?"], "answer": "\\\\d+\\\\.\\\\d\\\\d"}],
+     "phrases": {"yes": ["Yes, please."]}}
+
+`asked`, `form`, `done` and `answer` are regular expressions, matched in any case. A wish with `answer` is a
+question, settled only by a text that looks like an answer; any other wish is settled by a report that it is
+done, or by a refusal. A wish with `instead` is given up for that one when the agent asks for the final yes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from trialogue.errors import ConfigError, DomainError
+from trialogue.messages import Frozen
+from trialogue.task import Task
+from trialogue.trajectory import Reply, Turn
+from trialogue.world.domain import STOP
+from trialogue.world.tools import Tool
+
+
+def _checked(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"'{pattern}' is no regular expression: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_checked)]
+Texts = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Fact(Frozen):
+    """Something the agent may ask for."""
+
+    value: str | None = None
+    """None: the user was not told, or does not remember."""
+    asked: Pattern
+    """What the agent writes when asking for it."""
+    form: Pattern | None = None
+    """What any such value looks like: a proposal with another one is corrected."""
+    says: Texts = ("{value}.",)
+
+
+class Wish(Frozen):
+    """One thing the user wants."""
+
+    says: Texts
+    facts: dict[str, Fact] = {}
+    """Facts that belong to this wish; they come before the agenda's own of the same name."""
+    done: Pattern = ""
+    """What a report must speak of, besides being a report; empty: anything."""
+    answer: Pattern | None = None
+    """Given for a question: what an answer looks like, right or wrong."""
+    instead: Wish | None = None
+
+
+class Phrases(Frozen):
+    """How this user speaks; each time one of the texts is drawn."""
+
+    opening: Texts = ("Hello. {wish}", "Hi! {wish}")
+    lead: Texts = ("",)
+    """Words before an answer."""
+    yes: Texts = ("Yes, please.", "Yes, go ahead.")
+    correct: Texts = ("No, that's not right. {fact}",)
+    unknown: Texts = ("I don't remember that, sorry.", "Sorry, I don't know that.")
+    next: Texts = ("One more thing. {wish}", "Thanks. {wish}")
+    change: Texts = ("Wait, I've changed my mind. {wish}",)
+    nudge: Texts = ("As I said: {wish}", "I'm still waiting. {wish}")
+    stop: Texts = ("Thank you, that's all.", "Great, thanks. Bye.")
+    give_up: Texts = ("This is going nowhere, I'll try again another time. Goodbye.",)
+
+
+class Agenda(Frozen):
+    """Everything a rule-based user needs to know."""
+
+    persona: str = "plain"
+    patience: int = Field(default=5, ge=0)
+    """How many useless turns are borne before giving up."""
+    facts: dict[str, Fact] = {}
+    wishes: Annotated[tuple[Wish, ...], Field(min_length=1)]
+    phrases: Phrases = Phrases()
+
+
+def _rule(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+# How an agent's sentences are understood. They are written for the free language of a model.
+ASKS = _rule(
+    r"\?",
+    r"\b(?:please|need|require|provide|share|give me|tell me|let me know|confirm|what is|what's|which)\b",
+)
+PROPOSES = _rule(
+    r"\b(?:shall|should|may|can|could) i (?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist))",
+    r"\b(?:like|want|wish) me to\b",
+    r"\bdo you (?:really |still )?(?:want|wish) to\b",
+    r"\bgo ahead\b|\bproceed\b|\byes ?(?:/|or) ?no\b|\bare you (?:sure|happy|ok)",
+    r"\b(?:is|are|does) (?:that|this|it|everything) (?:all )?(?:correct|right|ok|okay|fine|look|sound)",
+)
+CONFIRMS = _rule(r"\bconfirm|\bapprov|\bagree\b", r"\b(?:ok|okay|correct|right)\s*\?")
+OPEN = _rule(r"^\W*(?:\w+\W+){0,3}?(?:which|what|where|when|why|who|how)\b")
+YES_OR_NO = _rule(r"^\W*(?:(?:so|and|ok|okay|then)\W+)*(?:is|are|was|were|did|do|does|have|has)\b.*\?")
+ELSE = _rule(
+    r"\b(?:any|some)thing (?:else|more|further)\b", r"\b(?:other|further) (?:request|question|help|assist)"
+)
+REFUSES = _rule(
+    r"\bcan(?:not|'t| not)\b|\bunable\b|\bunfortunately\b",
+    r"(?:\bnot|n't) (?:be )?(?:able|allowed|possible|eligible|permitted|something)\b",
+    r"\b(?:must|have to) (?:decline|refuse)|\bagainst (?:our|the) (?:policy|rules)",
+    r"\bno longer (?:possible|eligible)|\bonly\b.*\b(?:can|may) be\b",
+)
+EXCUSED = _rule(r"\b(?:without|until|unless|before i|find|locate|verify|identify)\b")
+REPORTS = _rule(
+    r"\b(?:has|have) (?:now |just |already |successfully )*been\b|\b(?:is|are) now\b|\ball set\b",
+    r"\bdone\b|\bcompleted?\b|\bsuccessful|\btransferring\b|\b(?:is|are|was|were) \w+ed\b",
+    r"\bi(?:'ve| have)? (?:now |just |successfully )*(?!need|check|look|locat|verif|identif)\w+ed\b",
+)
+BARE_REPORT = _rule(
+    r"^\W*(?:(?:it|that|this|everything|ok|okay)(?: is|'s|,)? )?(?:all )?(?:done|set|completed)\W*$"
+)
+POSSIBLE = _rule(r"\b(?:can|could|may|might|would|should|to) (?:only |still )?be\b|\bif\b")
+OFFERS_HELP = _rule(
+    r"\bhow (?:can|may|could) i (?:help|assist)", r"\bwhat (?:can i do|would you like|do you (?:want|need))"
+)
+QUESTION = _rule(r"\?|\b(?:provide|share|give me|tell me|i need your)\b")
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences and lines of a text, with plain apostrophes."""
+    parts = re.split(r"(?<=[.!?])\s+|\n+", text.replace("’", "'"))
+    return [part for part in (part.strip() for part in parts) if part]
+
+
+class AgendaUser:
+    """Plays the user of one conversation; the same agenda and seed give the same words."""
+
+    def __init__(self, agenda: Agenda, seed: int | str = 0) -> None:
+        self.agenda = agenda
+        self.random = Random(f"agenda/{seed}")
+        self.wish = agenda.wishes[0]
+        self.following = list(agenda.wishes[1:])
+        self.patience = agenda.patience
+        self.told: set[str] = set()
+        self.agreed = False
+        self._said: list[str] = []
+
+    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
+        heard = [""]  # what the agent said before each of the user's own turns, and since the last one
+        for turn in turns:
+            if turn.message.role == "assistant":
+                heard.append("")
+            elif turn.message.role == "user":
+                heard[-1] += f"\n{turn.message.content}"
+        for text in heard[len(self._said) :]:  # nothing, if asked for the same words again
+            self._said.append(self.respond(text) if self._said else self._put("opening"))
+        return Reply(self._said[len(heard) - 1])
+
+    # -- one turn -----------------------------------------------------------------------------------------
+
+    def respond(self, text: str) -> str:
+        """What the user says to the agent's text."""
+        sentences = split_sentences(text)
+        asking = [sentence for sentence in sentences if ASKS.search(sentence) and not ELSE.search(sentence)]
+        wanted: list[str] = []
+        proposals: list[str] = []
+        for sentence in asking:
+            if PROPOSES.search(sentence) and not OPEN.search(sentence):
+                proposals.append(sentence)
+            elif names := self._find_wanted(sentence):
+                wanted += [name for name in names if name not in wanted]
+            elif CONFIRMS.search(sentence) or (YES_OR_NO.search(sentence) and self._names_value(sentence)):
+                proposals.append(sentence)
+        refused = any(REFUSES.search(sentence) and not EXCUSED.search(sentence) for sentence in sentences)
+        if refused and self.told.issuperset(wanted):
+            return self._move_on()
+        if self.wish.answer is not None and re.search(self.wish.answer, text.replace(",", ""), re.IGNORECASE):
+            return self._move_on()
+        if wanted:
+            return self._tell(wanted, proposals)
+        if proposals:
+            return self._consider(proposals)
+        if self.wish.answer is None and any(map(self._is_report, sentences)):
+            return self._move_on()
+        if any(OFFERS_HELP.search(sentence) for sentence in asking):
+            return self._bear(self.random.choice(self.wish.says))
+        if any(QUESTION.search(sentence) for sentence in asking):
+            return self._bear(self._put("unknown"))
+        return self._bear(self._put("nudge"))
+
+    def _tell(self, names: Sequence[str], proposals: Sequence[str]) -> str:
+        answers = [self._state(name) for name in names]
+        lead = self._put("lead")
+        repeated = self.told.issuperset(names)
+        self.told.update(names)
+        if proposals and self.wish.instead is None and not self._find_wrong(proposals):
+            answers.append(self._put("yes"))
+        words = " ".join(part for part in [lead, *dict.fromkeys(answers)] if part)
+        forgotten = all(self._facts()[name].value is None for name in names)
+        return self._bear(words) if repeated or forgotten else words
+
+    def _consider(self, proposals: Sequence[str]) -> str:
+        """Answer a proposal: correct it, change one's mind, or agree."""
+        if self.wish.instead is not None:
+            return self._change()
+        wrong = self._find_wrong(proposals)
+        if wrong is not None:
+            self.told.add(wrong)
+            return self._bear(self._put("correct", fact=self._state(wrong)))
+        repeated, self.agreed = self.agreed, True
+        return self._bear(self._put("yes")) if repeated else self._put("yes")
+
+    def _move_on(self) -> str:
+        """The present wish is settled, one way or the other."""
+        if self.wish.instead is not None:
+            return self._change()
+        if self.following:
+            self._take_up(self.following.pop(0))
+            return self._put("next")
+        return f"{self._put('stop')} {STOP}"
+
+    def _change(self) -> str:
+        assert self.wish.instead is not None
+        self._take_up(self.wish.instead)
+        return self._put("change")
+
+    def _take_up(self, wish: Wish) -> None:
+        self.told -= wish.facts.keys()
+        self.agreed = False
+        self.wish = wish
+
+    def _bear(self, words: str) -> str:
+        """Say this after a useless turn, unless that was one too many."""
+        self.patience -= 1
+        return words if self.patience >= 0 else f"{self._put('give_up')} {STOP}"
+
+    # -- understanding and wording ------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Fact]:
+        return {**self.agenda.facts, **self.wish.facts}
+
+    def _find_wanted(self, sentence: str) -> list[str]:
+        """Facts a sentence asks for. Of "your e-mail, or your name and postcode" one side is enough."""
+        options: list[list[str]] = []
+        for part in re.split(r"\bor\b", sentence):
+            names = [name for name, fact in self._facts().items() if _is_asked(fact, part, sentence)]
+            if names and not any(set(names) <= set(other) for other in options):
+                options = [other for other in options if not set(other) <= set(names)] + [names]
+        facts = self._facts()
+        known = [names for names in options if all(facts[name].value is not None for name in names)]
+        chosen = known or options
+        return self.random.choice(chosen) if chosen else []
+
+    def _names_value(self, sentence: str) -> bool:
+        return any(
+            fact.form and re.search(fact.form, sentence, re.IGNORECASE) for fact in self._facts().values()
+        )
+
+    def _find_wrong(self, proposals: Sequence[str]) -> str | None:
+        """The first fact a proposal gets wrong: it names such values, and not the user's."""
+        text = " ".join(proposals)
+        for name, fact in self._facts().items():
+            if fact.value is not None and fact.form is not None:
+                named = [match.group().lower() for match in re.finditer(fact.form, text, re.IGNORECASE)]
+                if named and fact.value.lower() not in named:
+                    return name
+        return None
+
+    def _is_report(self, sentence: str) -> bool:
+        if BARE_REPORT.search(sentence):
+            return True
+        if POSSIBLE.search(sentence) or not REPORTS.search(sentence):
+            return False
+        return re.search(self.wish.done, sentence, re.IGNORECASE) is not None
+
+    def _state(self, name: str) -> str:
+        fact = self._facts()[name]
+        if fact.value is None and fact.says == Fact.model_fields["says"].default:
+            return self._put("unknown")
+        return self.random.choice(fact.says).replace("{value}", fact.value or "")
+
+    def _put(self, act: str, fact: str = "") -> str:
+        """Words for an act of this user."""
+        text: str = self.random.choice(getattr(self.agenda.phrases, act))
+        if "{wish}" in text:
+            text = text.replace("{wish}", self.random.choice(self.wish.says))
+        return text.replace("{fact}", fact).strip()
+
+
+def _is_asked(fact: Fact, part: str, sentence: str) -> bool:
+    """Whether part of a sentence asks for a fact. One that names the value does not, unless among others:
+    "is it for no longer needed?" is a proposal, "what is the reason: no longer needed, or …?" a question."""
+    if not re.search(fact.asked, part, re.IGNORECASE):
+        return False
+    if fact.value is None or fact.value.lower() not in sentence.lower() or OPEN.search(sentence):
+        return True
+    return fact.form is not None and len(re.findall(fact.form, sentence, re.IGNORECASE)) > 1
+
+
+def make_agenda_user(task: Task, seed: int) -> AgendaUser:
+    """The rule-based user of a task. Its words depend on the task and the seed, on nothing else."""
+    data = task.meta.get("agenda")
+    if data is None:
+        raise ConfigError(
+            f"task {task.id} has no meta['agenda'], so the agenda user cannot play it; "
+            "choose another user, or let the domain write agendas"
+        )
+    try:
+        agenda = Agenda.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DomainError(f"task {task.id}, agenda, {where}: {first['msg']}") from None
+    return AgendaUser(agenda, f"{task.id}/{seed}")
