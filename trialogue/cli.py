@@ -12,7 +12,18 @@ import click
 JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
 )
+DATA = click.option("--data", help="Folder with a benchmark's data.")
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+KEYS = {
+    "agent": "agent.model",
+    "user": "user.model",
+    "split": "tasks.split",
+    "tasks": "tasks.count",
+    "trials": "tasks.trials",
+    "seed": "seed",
+    "data": "data",
+}
+"""Which setting an option stands for."""
 
 
 class Verbs(click.Group):
@@ -29,7 +40,7 @@ class Verbs(click.Group):
             click.echo(f"trialogue: {error}", err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt:
-            click.echo("trialogue: stopped; what was finished is saved", err=True)
+            click.echo("trialogue: stopped", err=True)
             ctx.exit(130)
 
 
@@ -40,21 +51,128 @@ def main(debug: bool) -> None:
     """Train language-model agents that talk with users and use tools."""
 
 
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+# -- making and proving a domain ---------------------------------------------------------------------------
+
+
+@main.command("init")
+@click.argument("name")
+@JSON
+def init_verb(name: str, as_json: bool) -> None:
+    """Write a small working domain into a new folder NAME, to start from."""
+    from trialogue.world.scaffold import write_domain
+
+    files = write_domain(Path(name))
+    if as_json:
+        _print_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
+        return
+    for file in files:
+        click.echo(f"wrote {file}")
+    click.echo(f"next: trialogue check {name} && trialogue play {name}")
+
+
+@main.command("check")
+@click.argument("domain")
+@click.option("--tasks", "count", type=click.IntRange(1), help="How many tasks; the domain's own default.")
+@click.option("--split", help="Only the tasks of this split.")
+@click.option("--seed", type=int, default=0, help="Seed of the tasks, where they are generated.")
+@DATA
+@JSON
+def check_verb(
+    domain: str, count: int | None, split: str | None, seed: int, data: str | None, as_json: bool
+) -> None:
+    """Prove a DOMAIN: schemas are valid, every gold replay scores 1, every untouched state scores 0."""
+    from trialogue.score.check import check
+    from trialogue.view.terminal import show_check
+    from trialogue.world.find import find_domain
+
+    checked = check(find_domain(domain, data), split, count, seed)
+    if as_json:
+        _print_json(checked.to_data())
+    else:
+        show_check(checked.to_data(), checked.played)
+    sys.exit(0 if checked.ok else 1)
+
+
+# -- holding conversations ---------------------------------------------------------------------------------
+
+
+@main.command("play")
+@click.argument("domain", default="shop")
+@SETTINGS
+@click.option(
+    "--as", "side", type=click.Choice(["agent", "user"]), default="agent", help="Which side you take."
+)
+@click.option("--task", help="Id of the task; one chosen by the seed otherwise.")
+@click.option("--split", help="Which split the task is from.")
+@click.option("--seed", type=int, help="Seed of every random choice.")
+@click.option("--agent", help="Who plays the agent, when you are the user.")
+@click.option("--user", help="Who plays the user, when you are the agent.")
+@DATA
+@JSON
+def play_verb(
+    domain: str, settings: tuple[str, ...], side: Any, task: str | None, as_json: bool, **given: Any
+) -> None:
+    """Sit on one side of a conversation in a DOMAIN: type text, or a call such as get_order order_id=W1.
+
+    \b
+    trialogue play shop
+    trialogue play shop --as user --agent openai:gpt-4.1
+    """
+    import asyncio
+
+    from rich.console import Console
+
+    from trialogue.score.play import find_task, play
+    from trialogue.talk.human import HumanModel
+    from trialogue.view.terminal import show_why
+    from trialogue.world.find import find_domain
+
+    patient = ("limits.seconds=86400", *settings)
+    config = _to_eval_config(domain, patient, None, {"data": given.pop("data"), **given})
+    found = find_domain(config.domain, config.data)
+    chosen = find_task(found, config, task)
+    console = Console(stderr=as_json)
+    person = HumanModel(side, found, chosen, console)
+    try:
+        played = asyncio.run(play(found, chosen, config, person))
+    except KeyboardInterrupt:
+        console.print("\nYou left; the conversation is not graded.", highlight=False)
+        sys.exit(130 if not person.left else 1)
+    if as_json:
+        _print_json(played.to_data())
+    else:
+        show_why(played.trajectory, played.changes, console)
+    if played.trajectory.end == "error":
+        sys.exit(1)
+
+
 def _evaluate(kind: Any, as_json: bool, resume: str | None, config: Any) -> None:
     import asyncio
 
     from trialogue.score.evaluate import evaluate
+    from trialogue.view.report import write_report
     from trialogue.view.terminal import show_progress, show_result
 
-    with show_progress(kind, quiet=as_json) as progress:
-        result = asyncio.run(
-            evaluate(config, kind=kind, resume=Path(resume) if resume else None, progress=progress)
-        )
-    from trialogue.view.report import write_report
-
+    run: list[Path] = []
+    try:
+        with show_progress(kind, quiet=as_json) as progress:
+            resumed = Path(resume) if resume else None
+            result = asyncio.run(
+                evaluate(config, kind=kind, resume=resumed, started=run.append, progress=progress)
+            )
+    except KeyboardInterrupt:
+        if not run:
+            raise
+        click.echo(f"stopped; what was finished is in {run[0]}. Go on with:", err=True)
+        click.echo(f"  trialogue {kind} --resume {run[0]}", err=True)
+        sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
-        click.echo(json.dumps(result, ensure_ascii=False))
+        _print_json(result)
     else:
         show_result(result)
     if not result["conversations"]:
@@ -71,9 +189,9 @@ def _eval_options(function: Any) -> Any:
         click.option("--tasks", type=click.IntRange(1), help="How many tasks."),
         click.option("--trials", type=click.IntRange(1), help="Conversations per task."),
         click.option("--seed", type=int, help="Seed of every random choice."),
-        click.option("--data", help="Folder with a benchmark's data."),
+        DATA,
         click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings."),
-        click.option("--resume", metavar="RUN", help="Go on with a run directory."),
+        click.option("--resume", metavar="RUN", help="Go on with a run directory, with its own settings."),
         JSON,
     ]
     for option in reversed(options):
@@ -82,24 +200,33 @@ def _eval_options(function: Any) -> Any:
 
 
 def _to_eval_config(
-    domain: str | None, settings: tuple[str, ...], file: str | None, given: dict[str, Any]
+    domain: str | None,
+    settings: tuple[str, ...],
+    file: str | None,
+    given: dict[str, Any],
+    resume: str | None = None,
 ) -> Any:
+    """The configuration asked for; with `resume` the run's own, which nothing else given may contradict."""
     from trialogue.config import EvalConfig, load_config
+    from trialogue.errors import ConfigError
 
     if domain is not None and "=" in domain:
         settings, domain = (domain, *settings), None
-    keys = {
-        "agent": "agent.model",
-        "user": "user.model",
-        "split": "tasks.split",
-        "tasks": "tasks.count",
-        "trials": "tasks.trials",
-        "seed": "seed",
-        "data": "data",
-    }
     overrides = [f"domain={json.dumps(domain)}"] if domain is not None else []
-    overrides += [f"{keys[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    return load_config(EvalConfig, file, [*overrides, *settings])
+    overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    if resume is None:
+        return load_config(EvalConfig, file, [*overrides, *settings])
+    from trialogue.score.evaluate import read_config
+
+    config = read_config(Path(resume))
+    if file is not None:
+        raise ConfigError("a resumed run has its own settings: leave --config out")
+    asked = load_config(EvalConfig, None, [*overrides, *settings], config)
+    if asked != config:
+        raise ConfigError(
+            f"{resume} was begun with other settings, and a resumed run keeps its own; leave yours out"
+        )
+    return config
 
 
 @main.command("eval")
@@ -118,7 +245,7 @@ def eval_verb(
     trialogue eval shop --agent oracle --user agenda --split test --tasks 100
     trialogue eval shop --agent openai:gpt-4.1 --user openai:gpt-4.1 limits.observations=40
     """
-    _evaluate("eval", as_json, resume, _to_eval_config(domain, settings, file, given))
+    _evaluate("eval", as_json, resume, _to_eval_config(domain, settings, file, given, resume))
 
 
 @main.command("rollout")
@@ -132,13 +259,16 @@ def rollout_verb(
     **given: Any,
 ) -> None:
     """Hold conversations and write them down: as eval does, for collecting data rather than a score."""
-    _evaluate("rollout", as_json, resume, _to_eval_config(domain, settings, file, given))
+    _evaluate("rollout", as_json, resume, _to_eval_config(domain, settings, file, given, resume))
+
+
+# -- looking at what was recorded --------------------------------------------------------------------------
 
 
 @main.command("score")
 @click.argument("path", type=click.Path(exists=True))
 @click.option("--domain", help="The domain, where the file does not name one that can be found.")
-@click.option("--data", help="Folder with a benchmark's data.")
+@DATA
 @JSON
 def score_verb(path: str, domain: str | None, data: str | None, as_json: bool) -> None:
     """Grade recorded conversations again, from a run directory or a JSONL file alone."""
@@ -146,12 +276,33 @@ def score_verb(path: str, domain: str | None, data: str | None, as_json: bool) -
 
     rows = rescore(Path(path), domain, data)
     if as_json:
-        click.echo(json.dumps([row.to_data() for row in rows], ensure_ascii=False))
+        _print_json([row.to_data() for row in rows])
     else:
         for row in rows:
             click.echo(row.to_line())
         click.echo(f"{len(rows)} conversations, {sum(row.same for row in rows)} graded as recorded")
     sys.exit(0 if all(row.same for row in rows) else 1)
+
+
+@main.command("report")
+@click.argument("run", type=click.Path(exists=True, file_okay=False))
+@JSON
+def report_verb(run: str, as_json: bool) -> None:
+    """Write report.md of a finished RUN directory, and print it."""
+    from trialogue.run import read_about
+    from trialogue.view.report import read_result, write_report
+
+    path = Path(run)
+    target = write_report(path)
+    text = target.read_text(encoding="utf-8")
+    if as_json:
+        about = read_about(path)
+        facts = {key: about.get(key) for key in ("kind", "state", "created", "ended", "seed", "versions")}
+        _print_json(
+            {"run": run, "report": str(target), **facts, "result": read_result(path), "markdown": text}
+        )
+    else:
+        click.echo(text)
 
 
 @main.command("config")
@@ -162,8 +313,7 @@ def config_verb(as_json: bool) -> None:
 
     keys = list(list_keys(EvalConfig))
     if as_json:
-        rows = [{"key": key.key, "default": key.default, "meaning": key.meaning} for key in keys]
-        click.echo(json.dumps(rows, ensure_ascii=False))
+        _print_json([key._asdict() for key in keys])
         return
     for key in keys:
         click.echo(f"{key.key} = {json.dumps(key.default, ensure_ascii=False)}")

@@ -279,12 +279,19 @@ class EvalConfig(Section):
 C = TypeVar("C", bound=Section)
 
 
-def load_config(kind: type[C], file: str | Path | None = None, overrides: Iterable[str] = ()) -> C:
-    """Read a file (if any), lay `key.sub=value` over it, and check the whole.
+def load_config(
+    kind: type[C],
+    file: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    known: C | None = None,
+) -> C:
+    """Read a file (if any), lay `key.sub=value` over it (or over what is `known`), and check the whole.
 
     Values are TOML (`3`, `true`, `"text"`, `[1, 2]`); what is no TOML is taken as text.
     """
-    data = _read_file(Path(file)) if file is not None else {}
+    data = known.model_dump(mode="json") if known is not None else {}
+    if file is not None:
+        data = _read_file(Path(file))
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign:

@@ -3,7 +3,9 @@
 run.json            kind, domain, seed, versions, command, state
 config.json         the resolved configuration
 metrics.jsonl       one line per step (or one for an evaluation)
-timings.jsonl       seconds, kept apart so that equal seeds give equal bytes everywhere else
+timings.jsonl       seconds, kept apart so that equal seeds give equal trajectories, byte by byte
+result.json         the figures of a finished evaluation
+recordings/*.jsonl  every reply of an endpoint's model, to play back
 trajectories/*.jsonl
 report.md
 """
@@ -94,18 +96,21 @@ class Run:
         self.append(f"trajectories/{name}.jsonl", *(item.to_json() for item in items))
         self.append(
             "timings.jsonl",
-            *(
-                json.dumps({"id": item.id, "turns": [round(turn.seconds, 4) for turn in item.turns]})
-                for item in items
-            ),
+            *(json.dumps({"id": item.id, **to_timings(item)}) for item in items),
         )
+
+    def add_seconds(self, wall: float) -> None:
+        """Note how long this process worked on the run."""
+        self.append("timings.jsonl", json.dumps({"wall": round(wall, 3)}))
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         self.append("metrics.jsonl", json.dumps(metrics))
 
     def add_timings(self, step: int, **seconds: float) -> None:
         """Where the time of a step went."""
-        self.append("timings.jsonl", json.dumps({"step": step, **{k: round(v, 3) for k, v in seconds.items()}}))
+        self.append(
+            "timings.jsonl", json.dumps({"step": step, **{k: round(v, 3) for k, v in seconds.items()}})
+        )
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after a step, so that going on from its checkpoint repeats nothing."""
@@ -125,7 +130,7 @@ class Run:
 
     def _describe(self, **facts: Any) -> None:
         path = self.path / "run.json"
-        about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         write_json(path, {**about, **facts})
 
 
@@ -215,6 +220,27 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(str(part) for part in first["loc"])
                 raise RunError(f"{file}, line {number}: no trajectory: {where}: {first['msg']}") from None
+
+
+def to_timings(trajectory: Trajectory) -> dict[str, Any]:
+    """Seconds of a conversation: by who spent them, and turn by turn."""
+    seconds = {"agent": 0.0, "user": 0.0, "tools": 0.0}
+    for turn in trajectory.turns:
+        seconds["tools" if turn.message.role == "tool" else turn.side] += turn.seconds
+    parts = {who: round(value, 4) for who, value in seconds.items()}
+    return {"seconds": parts, "turns": [round(turn.seconds, 4) for turn in trajectory.turns]}
+
+
+def read_seconds(path: Path) -> tuple[float, dict[str, dict[str, float]]]:
+    """Wall-clock seconds of all processes that worked on a run, and the seconds of each conversation."""
+    file = path / "timings.jsonl"
+    wall, parts = 0.0, dict[str, dict[str, float]]()
+    for _, line in read_lines(file) if file.exists() else ():
+        if "wall" in line:
+            wall += line["wall"]
+        else:
+            parts[line["id"]] = line["seconds"]
+    return wall, parts
 
 
 def find_versions() -> dict[str, str]:

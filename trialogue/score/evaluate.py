@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from trialogue.config import EvalConfig, to_config
-from trialogue.errors import ConfigError
-from trialogue.run import Kind, Run, read_about, read_trajectories, write_json
-from trialogue.score.metrics import summarize
+from trialogue.config import EvalConfig, Speaker, to_config
+from trialogue.errors import ConfigError, RunError
+from trialogue.run import Kind, Run, State, read_about, read_seconds, read_trajectories, write_json
+from trialogue.score.metrics import Price, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import rollout
-from trialogue.task import Task
+from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
@@ -43,64 +47,102 @@ async def evaluate(
     *,
     kind: Kind = "eval",
     resume: Path | None = None,
+    started: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
     agent: ModelSource | None = None,
 ) -> dict[str, Any]:
     """Evaluate and return the result, which is also in the run's `metrics.jsonl`.
 
     `agent` puts a model that is already there in place of the one the configuration names. With `resume`
-    the configuration is the run's own, and conversations on record are not held again.
+    the configuration is the run's own, and conversations on record are not held again. `started` is told
+    the run directory as soon as there is one.
     """
+    began = monotonic()
     if resume is not None:
-        read_about(resume)
-        config = to_config(EvalConfig, _read_json(resume / "config.json"), str(resume / "config.json"))
+        config = read_config(resume)
     domain = find_domain(config.domain, config.data)
     tasks = find_tasks(domain, config)
     agent = agent or find_model(config.agent, "agent", domain, config.limits, config.seed)
     user = find_model(config.user, "user", domain, config.limits, config.seed)
+    held: list[Trajectory] = []
+    failed: list[Trajectory] = []
     if resume is not None:
         run = Run.resume(resume, kind)
-        held = [item for item in read_trajectories(resume) if item.end != "error"]
+        recorded = list(read_trajectories(resume)) if any((resume / "trajectories").iterdir()) else []
+        held = [item for item in recorded if item.end != "error"]
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed)
-        held = []
+        recorded = []
     done = {(item.task.id, item.trial) for item in held}
+    # What failed for good is tried again; what failed before it was held anew stays on record.
+    failed = [item for item in recorded if item.end == "error" and (item.task.id, item.trial) in done]
     total = len(tasks) * config.tasks.trials
-    state = "stopped"
-    failed: list[Trajectory] = []
+    agent, close_agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
+    user, close_user = _record(user, config.user, run.path / "recordings" / "user.jsonl")
+    state: State = "failed"
     try:
+        if started is not None:
+            started(run.path)
         groups = rollout(
             domain,
             tasks,
             agent,
             user,
             group_size=config.tasks.trials,
-            concurrency=config.rollout.concurrency,
+            concurrency=1
+            if "human" in (config.agent.model, config.user.model)
+            else config.rollout.concurrency,
             limits=config.limits,
             seed=config.seed,
             redraws=config.rollout.redraws,
             grade=grade,
             skip=lambda task, trial: (task.id, trial) in done,
         )
-        async for group in groups:
-            run.add_trajectories(kind, [*group.trajectories, *group.failed])
-            held += group.trajectories
-            failed += group.failed
-            if progress is not None:
-                progress(group, len(held), total)
-        result = to_result(config, domain, held, failed, run.path)
+        async with aclosing(groups):
+            async for group in groups:
+                run.add_trajectories(kind, [*group.trajectories, *group.failed])
+                held += group.trajectories
+                failed += group.failed
+                if progress is not None:
+                    progress(group, len(held), total)
+        run.add_seconds(monotonic() - began)
+        result = to_result(config, domain, in_order(held, tasks), in_order(failed, tasks), run.path)
         run.add_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
         return result
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        state = "stopped"
+        run.add_seconds(monotonic() - began)
+        raise
     finally:
+        close_agent()
+        close_user()
         run.close(state)
+
+
+def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajectory]:
+    """By task and trial, so that no figure depends on which conversation was over first."""
+    place = {task.id: number for number, task in enumerate(tasks)}
+    return sorted(trajectories, key=lambda item: (place.get(item.task.id, len(place)), item.trial, item.id))
+
+
+def _record(source: ModelSource, speaker: Speaker, path: Path) -> tuple[ModelSource, Callable[[], None]]:
+    """Write down what an endpoint answers, so that the run can be told again without it."""
+    if not speaker.model.startswith("openai:"):
+        return source, lambda: None
+    from trialogue.talk.replay import Recorder
+
+    recorder = Recorder(source, path)
+    return recorder, recorder.close
 
 
 def to_result(
     config: EvalConfig, domain: Domain, held: list[Trajectory], failed: list[Trajectory], path: Path
 ) -> dict[str, Any]:
     """The figures of an evaluation with everything needed to tell it again."""
+    wall, seconds = read_seconds(path)
+    prices: dict[Side, Price] = {"agent": config.agent.price, "user": config.user.price}
     return {
         "domain": domain.name,
         "split": config.tasks.split,
@@ -108,13 +150,19 @@ def to_result(
         "agent": config.agent.model,
         "user": config.user.model,
         "seed": config.seed,
-        **summarize(held, failed, config.seed),
+        **summarize(held, failed, config.seed, prices, seconds),
+        "wall_seconds": round(wall, 3),
         "notes": domain.notes,
         "run": str(path),
     }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    import json
-
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_config(path: Path) -> EvalConfig:
+    """The configuration a run directory was made with."""
+    read_about(path)
+    file = path / "config.json"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {file}: {error}") from None
+    return to_config(EvalConfig, data, str(file))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from trialogue.task import Side
 from trialogue.trajectory import Trajectory
 
+SIDES: tuple[Side, Side] = ("agent", "user")
 SUCCESS = 1.0 - 1e-6
 """A reward from here on counts as success."""
 
@@ -58,28 +61,37 @@ def pass_hats(rewards: Mapping[str, Sequence[float]], seed: int = 0) -> dict[int
     return {k: bootstrap([pass_hat(good, n, k) for good, n in counts], seed) for k in range(1, most + 1)}
 
 
+Price = tuple[float, float] | None
+"""Money for a million prompt tokens and a million completion tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What a summary needs to know besides the conversations."""
+
+    seed: int = 0
+    prices: Mapping[Side, Price] = field(default_factory=lambda: {})
+    seconds: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: {})
+    """Seconds of each conversation by who spent them: agent, user, tools."""
+
+
 def summarize(
-    trajectories: Sequence[Trajectory], failed: Sequence[Trajectory] = (), seed: int = 0
+    trajectories: Sequence[Trajectory],
+    failed: Sequence[Trajectory] = (),
+    seed: int = 0,
+    prices: Mapping[Side, Price] | None = None,
+    seconds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
-    """Every figure of a set of conversations as plain data."""
-    summary = _figures(trajectories, seed)
-    everything = [*trajectories, *failed]
-    summary["failed"] = len(failed)
-    summary["blame"] = dict(sorted(Counter(item.blame for item in failed if item.blame).items()))
-    summary["ends"] = dict(sorted(Counter(item.end for item in everything).items()))
-    summary["tools"] = dict(Counter(name for item in trajectories for name in called(item)).most_common())
-    summary["families"] = _split(trajectories, lambda item: item.task.family, seed)
-    summary["levels"] = _split(trajectories, lambda item: str(item.task.level or ""), seed)
-    writes = [item for item in trajectories if item.task.expected.calls]
-    others = [item for item in trajectories if not item.task.expected.calls]
-    kinds = {"with gold calls": writes, "without": others}
-    summary["writes"] = {kind: _figures(items, seed) for kind, items in kinds.items() if items}
-    usage = [turn.usage for item in everything for turn in item.turns if turn.usage is not None]
-    summary["tokens"] = {
-        "prompt": sum(item.prompt for item in usage),
-        "completion": sum(item.completion for item in usage),
-        "cached": sum(item.cached for item in usage),
-    }
+    """Every figure of a set of conversations as plain data: overall, by family and by level."""
+    books = Books(seed, prices or {}, seconds or {})
+    summary = _figures(trajectories, failed, books)
+    summary["sides"] = {side: _side(side, [*trajectories, *failed], books) for side in SIDES}
+    summary["families"] = _split(trajectories, failed, lambda item: item.task.family, books)
+    summary["levels"] = _split(trajectories, failed, lambda item: str(item.task.level or ""), books)
+    kinds = {True: "with gold calls", False: "without"}
+    summary["writes"] = _split(
+        trajectories, failed, lambda item: kinds[bool(item.task.expected.calls)], books
+    )
     return summary
 
 
@@ -90,27 +102,60 @@ def called(trajectory: Trajectory) -> list[str]:
     ]
 
 
-def _figures(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
+def _figures(
+    trajectories: Sequence[Trajectory], failed: Sequence[Trajectory], books: Books
+) -> dict[str, Any]:
     rewards = by_task(trajectories)
-    hats = pass_hats(rewards, seed)
+    everything = [*trajectories, *failed]
     figures: dict[str, Any] = {
         "tasks": len(rewards),
         "conversations": len(trajectories),
+        "failed": len(failed),
         "reward": fmean(value for values in rewards.values() for value in values) if rewards else None,
     }
-    for k, interval in hats.items():
+    for k, interval in pass_hats(rewards, books.seed).items():
         figures[f"pass^{k}"] = interval.value
         figures[f"pass^{k}_low"], figures[f"pass^{k}_high"] = interval.low, interval.high
     if trajectories:
         figures["turns"] = fmean(len(item.turns) for item in trajectories)
         figures["tool_calls"] = fmean(len(called(item)) for item in trajectories)
+    figures["tools"] = dict(Counter(name for item in trajectories for name in called(item)).most_common())
+    figures["ends"] = dict(sorted(Counter(item.end for item in everything).items()))
+    figures["blame"] = dict(sorted(Counter(item.blame for item in failed if item.blame).items()))
+    sides = [_side(side, everything, books) for side in SIDES]
+    figures["tokens"] = {
+        kind: sum(side[kind] for side in sides) for kind in ("prompt", "completion", "cached")
+    }
+    costs = [side["cost"] for side in sides if side["cost"] is not None]
+    figures["cost"] = sum(costs) if costs else None
+    spent = [books.seconds[item.id] for item in everything if item.id in books.seconds]
+    figures["seconds"] = round(sum(sum(parts.values()) for parts in spent), 3) if spent else None
     return figures
 
 
+def _side(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
+    """What one side used: model calls, tokens, money where its price is known, and seconds."""
+    usage = [turn.usage for item in trajectories for turn in item.turns if turn.side == side and turn.usage]
+    prompt, completion = sum(item.prompt for item in usage), sum(item.completion for item in usage)
+    price = books.prices.get(side)
+    return {
+        "calls": sum(item.calls for item in usage),
+        "prompt": prompt,
+        "completion": completion,
+        "cached": sum(item.cached for item in usage),
+        "cost": (prompt * price[0] + completion * price[1]) / 1e6 if price is not None else None,
+        "seconds": round(sum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
+    }
+
+
 def _split(
-    trajectories: Sequence[Trajectory], key: Callable[[Trajectory], str], seed: int
+    trajectories: Sequence[Trajectory],
+    failed: Sequence[Trajectory],
+    key: Callable[[Trajectory], str],
+    books: Books,
 ) -> dict[str, dict[str, Any]]:
-    parts: dict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        parts[key(trajectory)].append(trajectory)
-    return {name: _figures(parts[name], seed) for name in sorted(parts) if name}
+    parts: dict[str, tuple[list[Trajectory], list[Trajectory]]] = defaultdict(lambda: ([], []))
+    for place, items in enumerate((trajectories, failed)):
+        for trajectory in items:
+            parts[key(trajectory)][place].append(trajectory)
+    return {name: _figures(*parts[name], books) for name in sorted(parts) if name}

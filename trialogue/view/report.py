@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from trialogue.config import EvalConfig, difference_from_defaults, to_config
 from trialogue.errors import RunError
 from trialogue.run import read_about, read_trajectories
+from trialogue.trajectory import Trajectory
 
 
 def write_report(path: Path) -> Path:
     """Write the report of a run directory and say where it is."""
+    text = to_report(path)
     target = path / "report.md"
-    target.write_text(to_report(path), encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
     return target
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """`result.json` of a finished run; for one that is not finished, an error that says how to go on."""
+    about = read_about(path)
+    kind, state = about.get("kind"), about.get("state")
+    try:
+        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        result = None
+    except ValueError as error:
+        raise RunError(f"{path / 'result.json'} is not JSON: {error}") from None
+    if result is None or state != "finished":
+        raise RunError(
+            f"{path} is not finished (its state is '{state}'), so there is nothing to report yet; "
+            f"go on with: trialogue {kind} --resume {path}"
+        )
+    return result
 
 
 def to_report(path: Path) -> str:
     """The report of a run directory as Markdown."""
     about = read_about(path)
-    result_file = path / "result.json"
-    if not result_file.exists():
-        raise RunError(f"{path} has no result.json yet: the run is {about.get('state')}")
-    result = json.loads(result_file.read_text(encoding="utf-8"))
+    result = read_result(path)
+    held = [item for item in read_trajectories(path) if item.reward is not None]
     parts = [
         f"# {about['kind']} of {result['domain']}",
         _sentence(result),
         _figures_table(result),
         _ends(result),
-        _examples(path),
+        _spending(result),
+        _tools(result),
+        _losses(held),
         _settings(path),
         _origin(about, result),
     ]
@@ -50,26 +72,43 @@ def _sentence(result: dict[str, Any]) -> str:
 
 def _figures_table(result: dict[str, Any]) -> str:
     hats = [key for key in result if key.startswith("pass^") and "_" not in key]
-    lines = [
-        "| | tasks | " + " | ".join(hats) + " | reward | turns | tool calls |",
-        "|---|" + "---:|" * (len(hats) + 4),
-    ]
+    has_tokens, has_cost = bool(result["tokens"]["prompt"]), result["cost"] is not None
+    headings = ["", "tasks", *hats, "reward", "turns", "tool calls"]
+    headings += ["tokens"] * has_tokens + ["cost"] * has_cost + ["seconds"]
+    lines = [_row(headings), "|---|" + "---:|" * (len(headings) - 1)]
     rows = [("all", result)]
-    rows += [(name, figures) for name, figures in result["families"].items()]
+    rows += [(_cell(name), figures) for name, figures in result["families"].items()]
     rows += [(f"level {name}", figures) for name, figures in result["levels"].items()]
     for name, figures in rows:
-        cells = [
+        cells = [name, str(figures["tasks"])]
+        cells += [
             f"{figures[key]:.3f} ({figures[key + '_low']:.3f}–{figures[key + '_high']:.3f})"
             if key in figures
             else "–"
             for key in hats
         ]
-        more = [
-            f"{figures[key]:.2f}" if figures.get(key) is not None else "–"
-            for key in ("reward", "turns", "tool_calls")
-        ]
-        lines.append(f"| {name} | {figures['tasks']} | " + " | ".join([*cells, *more]) + " |")
-    return "## Result\n\n" + "\n".join(lines)
+        cells += [_number(figures.get(key), 2) for key in ("reward", "turns", "tool_calls")]
+        if has_tokens:
+            cells.append(str(figures["tokens"]["prompt"] + figures["tokens"]["completion"]))
+        if has_cost:
+            cells.append(_number(figures["cost"], 4))
+        cells.append(_number(figures["seconds"], 1))
+        lines.append(_row(cells))
+    note = "Intervals are 95 % percentile bootstraps over tasks. Seconds are summed over conversations."
+    return "## Result\n\n" + "\n".join(lines) + f"\n\n{note}"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(text: str) -> str:
+    """Text that stays inside its place in the table, on its line."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _ends(result: dict[str, Any]) -> str:
@@ -77,20 +116,47 @@ def _ends(result: dict[str, Any]) -> str:
     if result["failed"]:
         blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
         lines.append(f"- failed conversations, never scored: {result['failed']} (blame: {blame})")
-    tokens = result["tokens"]
-    if tokens["prompt"]:
-        lines.append(f"- tokens: {tokens['prompt']} prompt, {tokens['completion']} completion")
-    if result.get("cost") is not None:
-        lines.append(f"- money: {result['cost']:.4f}")
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 
-def _examples(path: Path) -> str:
-    lost = [item for item in read_trajectories(path) if item.reward is not None and item.reward.value < 1]
-    if not lost:
+def _spending(result: dict[str, Any]) -> str:
+    lines = ["| | model calls | prompt tokens | completion tokens | cached | cost | seconds |"]
+    lines.append("|---|" + "---:|" * 6)
+    for side, used in result["sides"].items():
+        counts = [str(used[key]) for key in ("calls", "prompt", "completion", "cached")]
+        lines.append(_row([side, *counts, _number(used["cost"], 4), _number(used["seconds"], 1)]))
+    wall = f"The whole took {result['wall_seconds']:.1f} s on the wall clock."
+    return "## What it took\n\n" + "\n".join(lines) + f"\n\n{wall}"
+
+
+def _tools(result: dict[str, Any]) -> str:
+    if not result["tools"]:
         return ""
-    lines = [f"- `{item.id}` ({item.end}): {item.reward.why[0] if item.reward else ''}" for item in lost[:5]]
-    return f"## Lost conversations\n\nThe first {len(lines)} of {len(lost)}:\n\n" + "\n".join(lines)
+    lines = [f"- `{_code(name)}`: {count}" for name, count in result["tools"].items()]
+    return "## Tool calls of the agent\n\n" + "\n".join(lines)
+
+
+def _losses(held: list[Trajectory]) -> str:
+    """Lost conversations by the first reason of each, the commonest first, with ids to look at."""
+    reasons: dict[str, list[Trajectory]] = defaultdict(list)
+    for item in held:
+        if item.reward is not None and item.reward.value < 1:
+            failed = [name for name, value in item.reward.parts.items() if value < 1]
+            reasons[f"{item.end}: {' and '.join(failed) or 'not graded'}"].append(item)
+    if not reasons:
+        return ""
+    parts: list[str] = []
+    for reason, items in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
+        parts.append(f"**{reason}** ({len(items)})\n")
+        for item in items[:5]:
+            why = item.reward.why[0] if item.reward and item.reward.why else ""
+            parts.append(f"- `{_code(item.id)}`: {_cell(why)[:300]}")
+        parts.append("")
+    return "## Lost conversations\n\nUp to five of each kind.\n\n" + "\n".join(parts).rstrip()
+
+
+def _code(text: str) -> str:
+    return text.replace("`", "'").replace("\n", " ")
 
 
 def _settings(path: Path) -> str:
@@ -104,7 +170,7 @@ def _settings(path: Path) -> str:
 
 def _origin(about: dict[str, Any], result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines = [f"- seed: {about['seed']}", f"- versions: {versions}"]
+    lines = [f"- seed: {about['seed']}", f"- versions: {versions}", f"- begun: {about['created']}"]
     lines += [f"- {name}: {note}" for name, note in result.get("notes", {}).items()]
-    lines.append(f"- command: `{' '.join(about['command'])}`")
+    lines.append(f"- command: `{_code(shlex.join(about['command']))}`")
     return "## Origin\n\n" + "\n".join(lines)

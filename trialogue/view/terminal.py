@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 from rich.console import Console
+from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from trialogue.trajectory import Group
+from trialogue.trajectory import Group, Trajectory
 
 
 @contextmanager
@@ -55,34 +58,103 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
     title = f"{result['domain']} · {result['split']} · agent {result['agent']} · user {result['user']}"
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for heading in ("tasks", "pass^1", "95 %", "turns", "tool calls"):
+    hats = [key for key in result if key.startswith("pass^") and "_" not in key]
+    for heading in ("tasks", *(hats[:1] or ["pass^1"]), "95 %", *hats[1:], "turns", "tool calls"):
         table.add_column(heading, justify="right")
-    _add_row(table, "all", result)
+    _add_row(table, "all", result, hats)
     for part in ("families", "levels"):
         if result[part]:
             table.add_section()
         for name, figures in result[part].items():
-            _add_row(table, name if part == "families" else f"level {name}", figures)
+            _add_row(table, name if part == "families" else f"level {name}", figures, hats)
     console.print(table)
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
-    console.print(f"ends: {ends}")
+    console.print(f"ends: {ends}", highlight=False)
     if result["failed"]:
         blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
-        console.print(f"failed and never scored: {result['failed']} (blame: {blame})")
+        console.print(f"failed and never scored: {result['failed']} (blame: {blame})", highlight=False)
+    for line in spending(result):
+        console.print(line, highlight=False)
     for name, note in result.get("notes", {}).items():
-        console.print(f"{name}: {note}")
-    console.print(f"run: {result['run']}", soft_wrap=True)
+        console.print(f"{name}: {note}", highlight=False, markup=False)
+    console.print(f"run: {result['run']}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _add_row(table: Table, name: str, figures: dict[str, Any]) -> None:
+def spending(result: dict[str, Any]) -> list[str]:
+    """Tokens, money and time of an evaluation in words."""
+    lines: list[str] = []
+    for side, used in result["sides"].items():
+        if used["calls"]:
+            money = f", cost {used['cost']:.4f}" if used["cost"] is not None else ""
+            lines.append(
+                f"{side}: {used['calls']} calls, {used['prompt']} prompt and {used['completion']} completion "
+                f"tokens{money}, {used['seconds']:.1f} s"
+            )
+    lines.append(f"wall clock: {result['wall_seconds']:.1f} s")
+    return lines
+
+
+def _add_row(table: Table, name: str, figures: dict[str, Any], hats: list[str]) -> None:
     if "pass^1" not in figures:
-        table.add_row(name, str(figures["tasks"]), "–", "–", "–", "–")
+        table.add_row(name, str(figures["tasks"]))
         return
     table.add_row(
         name,
         str(figures["tasks"]),
         f"{figures['pass^1']:.3f}",
         f"{figures['pass^1_low']:.3f}–{figures['pass^1_high']:.3f}",
+        *(f"{figures[hat]:.3f}" if hat in figures else "–" for hat in hats[1:]),
         f"{figures['turns']:.1f}",
         f"{figures['tool_calls']:.1f}",
+    )
+
+
+def show_why(trajectory: Trajectory, changes: Sequence[tuple[str, Any, Any]], console: Console) -> None:
+    """Why a conversation got its reward: the parts, the evidence, and what changed in the database."""
+    reward = trajectory.reward
+    lines: list[tuple[str, str]] = []
+    if reward is None:
+        lines.append((f"no reward: {trajectory.error or 'not graded'} (blame: {trajectory.blame})", "red"))
+    else:
+        for name, value in reward.parts.items():
+            lines.append((f"{'✓' if value >= 1 else '✗'} {name}", "green" if value >= 1 else "red"))
+        lines += [(f"  {text}", "default") for text in reward.why]
+    if changes:
+        lines.append(("changed:", "bold"))
+    for path, before, after in changes:
+        lines.append((f"  {path}", "default"))
+        lines += [(f"    - {_value(before)}", "red"), (f"    + {_value(after)}", "green")]
+    if not changes:
+        lines.append(("changed: nothing", "bold"))
+    lines.append((f"ended by {trajectory.end} after {len(trajectory.turns)} turns", "bright_black"))
+    text = Text("\n").join(Text(line, style=style) for line, style in lines)
+    title = "no reward" if reward is None else f"reward {reward.value:.2f}"
+    console.print(Panel(text, title=title, title_align="left", expand=False))
+
+
+def _value(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def show_check(checked: dict[str, Any], played: int, console: Console | None = None) -> None:
+    """The outcome of a check: every problem, grouped by what it is."""
+    console = console or Console()
+    by_text: dict[str, list[str]] = {}
+    for problem in checked["problems"]:
+        by_text.setdefault(problem["problem"], []).append(problem["task"])
+    for text, tasks in list(by_text.items())[:50]:
+        named = [task for task in tasks if task]
+        where = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
+        mark = Text("✗ ", style="bold red")
+        mark.append(f"{where}: {text}" if where else text, style="default")
+        console.print(mark, soft_wrap=True)
+    if len(by_text) > 50:
+        console.print(f"… and {len(by_text) - 50} more kinds of problems", highlight=False)
+    number = len(checked["problems"])
+    verdict = "ok" if checked["ok"] else f"{number} problem{'s' if number > 1 else ''}"
+    text = (
+        f"{checked['domain']}: {checked['tasks']} tasks checked, {played} played by the rule-based parties: "
+    )
+    console.print(
+        Text(text).append(verdict, style="bold green" if checked["ok"] else "bold red"), soft_wrap=True
     )

@@ -1,0 +1,393 @@
+"""Proving a domain: its schemas, its tasks, and that exactly the right outcome is paid for.
+
+Every gold replay has to score 1 and every untouched state 0, so that a reward means what its author thinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import iscoroutine
+from typing import Any, NamedTuple, cast
+
+from trialogue.config import Limits, Speaker
+from trialogue.errors import DomainError, TrialogueError
+from trialogue.messages import Message, ToolCall
+from trialogue.score.reward import grade
+from trialogue.talk.find import find_model
+from trialogue.talk.rollout import rollout
+from trialogue.task import Call, Side, Task
+from trialogue.trajectory import End, Trajectory, Turn
+from trialogue.world.database import Database, canonical
+from trialogue.world.domain import Domain, Environment
+from trialogue.world.tools import Tool
+
+SPLITS = ("train", "dev", "test")
+PLAYED = 60
+"""On how many tasks the oracle is played with the rule-based user."""
+TRIED = 200
+"""How many combinations of arguments a read tool is tried with at most."""
+
+
+class Problem(NamedTuple):
+    """Something wrong, with the task where it shows ("" where it is the domain as a whole)."""
+
+    task: str
+    problem: str
+
+
+@dataclass
+class Checked:
+    """The outcome of a check."""
+
+    domain: str
+    tasks: int = 0
+    played: int = 0
+    problems: list[Problem] = field(default_factory=lambda: [])
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def to_data(self) -> dict[str, Any]:
+        problems = [problem._asdict() for problem in self.problems]
+        return {"domain": self.domain, "tasks": self.tasks, "ok": self.ok, "problems": problems}
+
+
+def check(domain: Domain, split: str | None = None, count: int | None = None, seed: int = 0) -> Checked:
+    """Check a domain and its tasks: those of one split, or of all of them."""
+    checked = Checked(domain.name)
+
+    def note(task: str, problem: str) -> None:
+        checked.problems.append(Problem(task, problem))
+
+    for problem in find_domain_problems(domain):
+        note("", problem)
+    before = _fingerprint(domain)
+    tasks = _find_tasks(domain, split, count, seed, lambda text: note("", text))
+    checked.tasks = len(tasks)
+    sound: list[Task] = []
+    for task in tasks:
+        problems = list(find_task_problems(domain, task))
+        for problem in problems:
+            note(task.id, problem)
+        if not problems:
+            sound.append(task)
+    for problem in find_writing_read_tools(domain, sound):
+        note("", problem)
+    can_play = [task for task in sound if domain.user is not None or "agenda" in task.meta]
+    played = spread(can_play, PLAYED)
+    checked.played = len(played)
+    for identity, problem in asyncio.run(find_lost(domain, played, seed)) if played else ():
+        note(identity, problem)
+    if _fingerprint(domain) != before:
+        note(
+            "", "a tool changed what all conversations share; change a record only where a table gives it out"
+        )
+    return checked
+
+
+def spread(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Some of the tasks, evenly spaced."""
+    step = max(1, len(tasks) / count)
+    return [tasks[int(number * step)] for number in range(min(count, len(tasks)))]
+
+
+def _fingerprint(domain: Domain) -> int:
+    sides = (domain.database, domain.user_database)
+    return hash(tuple(canonical(side.to_data()) for side in sides if side is not None))
+
+
+# -- the domain as a whole ---------------------------------------------------------------------------------
+
+
+def find_domain_problems(domain: Domain) -> Iterator[str]:
+    """What is wrong with the domain before any task is looked at."""
+    if not domain.policy.strip():
+        yield "the policy is empty"
+    if not domain.database.tools:
+        yield "the agent has no tools"
+    if not domain.stop_tokens or not all(token.strip() for token in domain.stop_tokens):
+        yield "a stop token is empty"
+    for side in (domain.database, domain.user_database):
+        for tool in side.tools.values() if side is not None else ():
+            yield from find_schema_problems(tool)
+
+
+_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
+
+
+def find_schema_problems(tool: Tool) -> Iterator[str]:
+    """What would make an endpoint refuse a tool."""
+    where = f"tool {tool.name}"
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool.name):
+        yield f"{where}: a name is 1 to 64 letters, digits, _ or -"
+    if not tool.description.strip():
+        yield f"{where}: it has no description"
+    if tool.parameters.get("type") != "object":
+        yield f"{where}: its parameters are no schema of type object"
+    yield from _find_wrong(tool.parameters, where)
+
+
+def _find_wrong(schema: Any, where: str) -> Iterator[str]:
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        yield f"{where}: a schema is an object, not {schema!r}"
+        return
+    shape = cast("dict[str, Any]", schema)
+    kinds: Any = shape.get("type", [])
+    for kind in cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds]:
+        if kind not in _TYPES:
+            yield f"{where}: there is no type {kind!r}; allowed are {', '.join(sorted(_TYPES))}"
+    properties: Any = shape.get("properties", {})
+    if not isinstance(properties, dict):
+        yield f"{where}: `properties` is no object"
+        properties = {}
+    fields = cast("dict[str, Any]", properties)
+    required: Any = shape.get("required", [])
+    names = cast("list[Any]", required) if isinstance(required, list) else [required]
+    for name in names:
+        if name not in fields and "additionalProperties" not in shape:
+            yield f"{where}: it requires {name!r}, which it does not describe"
+    if "enum" in shape and (not isinstance(shape["enum"], list) or not shape["enum"]):
+        yield f"{where}: `enum` lists no values"
+    if "$ref" in shape:
+        yield f"{where}: it refers to {shape['$ref']!r}; schemas must stand by themselves"
+    for name, inner in fields.items():
+        yield from _find_wrong(inner, f"{where}, {name}")
+    for key in ("items", "additionalProperties"):
+        if key in shape:
+            yield from _find_wrong(shape[key], f"{where}, {key}")
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        for inner in shape.get(key, ()):
+            yield from _find_wrong(inner, f"{where}, {key}")
+
+
+def _find_tasks(
+    domain: Domain, split: str | None, count: int | None, seed: int, note: Callable[[str], None]
+) -> list[Task]:
+    """The tasks to check, asked for twice: the same question has to give the same tasks."""
+
+    def ask() -> list[Task]:
+        if split is not None:
+            return domain.tasks(split, count, seed)
+        try:
+            return domain.tasks("all", count, seed)
+        except TrialogueError:  # a generator may know its splits only one by one
+            each = None if count is None else -(-count // len(SPLITS))
+            return [task for name in SPLITS for task in domain.tasks(name, each, seed)][:count]
+
+    tasks = ask()
+    if not tasks:
+        note("there are no tasks" + (f" in split '{split}'" if split else ""))
+    if ask() != tasks:
+        note("the same split, count and seed gave different tasks the second time")
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            note(f"the task id '{task.id}' stands for more than one task")
+        seen.add(task.id)
+    return tasks
+
+
+# -- one task ----------------------------------------------------------------------------------------------
+
+
+def find_task_problems(domain: Domain, task: Task) -> Iterator[str]:
+    """What is wrong with a task: its set-up, its gold replay, or what it pays for nothing."""
+    if not task.instructions.strip():
+        yield "the user's instructions are empty"
+    try:
+        environment = domain.open(task)
+        environment.digest()
+    except Exception as error:  # noqa: BLE001 - a domain's own code may raise anything
+        yield f"the set-up fails: {_tell(error)}"
+        return
+    try:
+        problem = _check_rewards(task, environment)
+    except Exception as error:  # noqa: BLE001 - as above
+        problem = _tell(error)
+    if problem:
+        yield problem
+
+
+def _check_rewards(task: Task, environment: Environment) -> str | None:
+    expected = task.expected
+    untouched = _value(task, to_conversation(task, (), (), environment), environment)
+    if untouched is None:
+        return None  # judged by somebody who cannot be asked here
+    if expected.nothing and untouched[0] < 1:
+        return f"expected.nothing is set, but doing nothing scores {untouched[0]:g}: {untouched[1]}"
+    if not expected.nothing and untouched[0] > 0:
+        return (
+            f"doing and saying nothing scores {untouched[0]:g}; expect a change or something to say, "
+            "or set expected.nothing"
+        )
+    if expected.assertions and not expected.calls:
+        return None  # it is told what must hold, but not how to get there
+    fresh = environment.reopen()
+    said = [item if isinstance(item, str) else item[0] for item in expected.say]
+    try:
+        conversation = to_conversation(task, expected.calls, said, fresh)
+    except RefusedCall as error:
+        return str(error)
+    gold = _value(task, conversation, fresh)
+    if gold is not None and gold[0] < 1:
+        return f"the gold replay scores {gold[0]:g}: {gold[1]}"
+    return None
+
+
+class RefusedCall(Exception):
+    """A gold call that the tools refuse."""
+
+
+def to_conversation(
+    task: Task, calls: Sequence[Call], say: Sequence[str], environment: Environment
+) -> Trajectory:
+    """A conversation of these calls and words, carried out, with a proper end."""
+    turns = [Turn(side="user", message=Message(role="user", content="Hello."))]
+    end: End = "user_stop"
+
+    def carry_out(number: int, call: Call) -> None:
+        nonlocal end
+        called = ToolCall(id=f"call_{number}", name=call.name, arguments=call.arguments)
+        role = "assistant" if call.side == "agent" else "user"
+        turns.append(Turn(side=call.side, message=Message(role=role, tool_calls=(called,))))
+        result = environment.call(call.name, call.arguments, call.side)
+        if result.failed:
+            raise RefusedCall(f"the gold call {call.name} is refused: {result.text.removeprefix('Error: ')}")
+        observed = Message(role="tool", content=result.text, tool_call_id=called.id)
+        turns.append(Turn(side=call.side, message=observed))
+        if result.ends:
+            end = "agent_stop" if call.side == "agent" else "user_stop"
+
+    def is_last(call: Call) -> bool:
+        tools = environment.tools if call.side == "agent" else environment.user_tools
+        return call.name in tools and tools[call.name].ends
+
+    numbered = list(enumerate(calls))
+    for number, call in numbered:
+        if not is_last(call):
+            carry_out(number, call)
+    if say:
+        turns.append(Turn(side="agent", message=Message(role="assistant", content=". ".join(say))))
+    for number, call in numbered:  # what ends the conversation comes after everything that must be said
+        if is_last(call):
+            carry_out(number, call)
+    if end == "user_stop":
+        words = f"Thank you. {environment.domain.stop_tokens[0]}"
+        turns.append(Turn(side="user", message=Message(role="user", content=words)))
+    return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
+
+
+def _value(task: Task, trajectory: Trajectory, environment: Environment) -> tuple[float, str] | None:
+    """Reward and evidence; None where a judge would have to be waited for."""
+    reward: Any = grade(task, trajectory, environment)
+    if iscoroutine(reward):
+        reward.close()
+        return None
+    return reward.value, "; ".join(reward.why)
+
+
+def _tell(error: Exception) -> str:
+    return str(error) if isinstance(error, TrialogueError) else f"{type(error).__name__}: {error}"
+
+
+# -- tools that say they only read -------------------------------------------------------------------------
+
+
+def find_writing_read_tools(domain: Domain, tasks: Sequence[Task]) -> Iterator[str]:
+    """Read tools that change something. Arguments to try are taken from the tasks and the database."""
+    if not tasks:
+        return
+    known: dict[str, list[Any]] = {}
+    for task in tasks[:TRIED]:
+        for call in task.expected.calls:
+            for name, value in call.arguments.items():
+                values = known.setdefault(name, [])
+                if value not in values and len(values) < 5:
+                    values.append(value)
+    sides: list[tuple[Side, Database | None]] = [("agent", domain.database), ("user", domain.user_database)]
+    for side, database in sides:
+        for tool in database.tools.values() if database is not None else ():
+            if not tool.writes and database is not None:
+                problem = _try_out(domain, tasks[0], tool, side, _candidates(tool, known, database))
+                if problem:
+                    yield problem
+
+
+def _try_out(
+    domain: Domain, task: Task, tool: Tool, side: Side, tries: Iterator[dict[str, Any]]
+) -> str | None:
+    for arguments in tries:
+        environment = domain.open(task)
+        before = environment.digest()
+        try:
+            result = environment.call(tool.name, arguments, side)
+        except DomainError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - a domain's own code may raise anything
+            return f"tool {tool.name} breaks on {arguments}: {_tell(error)}"
+        if environment.digest() != before:
+            return f"tool '{tool.name}' changed the database but is not marked writes=True"
+        if not result.failed:
+            return None
+    return None
+
+
+def _candidates(tool: Tool, known: Mapping[str, list[Any]], database: Database) -> Iterator[dict[str, Any]]:
+    """Arguments that have a chance to be accepted, the likeliest first."""
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    required = [name for name in properties if name in tool.parameters.get("required", ())]
+    texts = _texts(database)
+    anything = [value for values in texts.values() for value in values]
+    usual: dict[str, list[Any]] = {"integer": [1], "number": [1.0], "boolean": [True], "array": [[]]}
+    pools: list[list[Any]] = []
+    for name in required:
+        schema: Mapping[str, Any] = properties[name] if isinstance(properties[name], dict) else {}
+        kind = str(schema.get("type"))
+        pool = [*known.get(name, ()), *schema.get("enum", ()), *texts.get(name, ()), *usual.get(kind, ())]
+        pools.append(pool + anything if kind == "string" and "enum" not in schema else pool)
+    likely = itertools.islice(itertools.product(*(pool[:4] for pool in pools)), TRIED)
+    for values in itertools.chain(likely, itertools.islice(itertools.product(*pools), TRIED)):
+        yield dict(zip(required, values, strict=True))
+
+
+def _texts(database: Database) -> dict[str, list[str]]:
+    """Keys and texts in the first records of each table, by field: what a tool is likely to ask for."""
+    found: dict[str, list[str]] = {}
+    for table in database.to_data().values():
+        if isinstance(table, dict):
+            for key, record in itertools.islice(cast("dict[str, Any]", table).items(), 3):
+                found.setdefault("", []).append(key)
+                for name, value in cast("dict[str, Any]", record).items() if isinstance(record, dict) else ():
+                    if isinstance(value, str):
+                        found.setdefault(name, []).append(value)
+    return found
+
+
+# -- playing it --------------------------------------------------------------------------------------------
+
+
+async def find_lost(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Problem]:
+    """The tasks that the oracle (or, without one, the gold agent) loses with the rule-based user."""
+    limits = Limits(seconds=30)
+    agent = find_model(Speaker(model="oracle"), "agent", domain, limits, seed)
+    user = find_model(Speaker(model="agenda"), "user", domain, limits, seed)
+    who = "the oracle" if domain.oracle is not None else "the gold agent"
+    problems: list[Problem] = []
+    async for group in rollout(domain, tasks, agent, user, limits=limits, seed=seed, redraws=0, grade=grade):
+        problems += [
+            Problem(item.task.id, f"{who} with the agenda user fails: {item.error}") for item in group.failed
+        ]
+        for item in group.trajectories:
+            if item.reward is not None and item.reward.value < 1:
+                why = "; ".join(item.reward.why)
+                problems.append(
+                    Problem(item.task.id, f"{who} with the agenda user loses ({item.end}): {why}")
+                )
+    return sorted(problems)

@@ -1,0 +1,76 @@
+"""Play: a person holds one conversation of a domain, on either side, and is told how it was graded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trialogue.config import EvalConfig
+from trialogue.errors import ConfigError
+from trialogue.score.evaluate import find_tasks
+from trialogue.score.reward import grade, regrade
+from trialogue.talk.find import find_model
+from trialogue.talk.human import HumanModel
+from trialogue.talk.model import Model
+from trialogue.talk.party import Party
+from trialogue.talk.rollout import attempt
+from trialogue.task import Side, Task
+from trialogue.trajectory import Trajectory
+from trialogue.world.database import Change
+from trialogue.world.domain import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A conversation a person took part in, and what it changed."""
+
+    trajectory: Trajectory
+    changes: list[Change]
+
+    def to_data(self) -> dict[str, Any]:
+        reward = self.trajectory.reward
+        return {
+            "task": self.trajectory.task.id,
+            "end": self.trajectory.end,
+            "reward": None if reward is None else reward.value,
+            "parts": {} if reward is None else reward.parts,
+            "why": [] if reward is None else list(reward.why),
+            "changes": [change._asdict() for change in self.changes],
+            "error": self.trajectory.error,
+            "blame": self.trajectory.blame,
+            "trajectory": json.loads(self.trajectory.to_json()),
+        }
+
+
+def find_task(domain: Domain, config: EvalConfig, identity: str | None) -> Task:
+    """The task of that id, or one chosen by the seed."""
+    tasks = find_tasks(domain, config)
+    if identity is None:
+        return tasks[config.seed % len(tasks)]
+    for task in tasks:
+        if task.id == identity:
+            return task
+    some = ", ".join(task.id for task in tasks[:8]) + (", …" if len(tasks) > 8 else "")
+    raise ConfigError(
+        f"{domain.name} has no task '{identity}' in split '{config.tasks.split}'; it has {some}"
+    )
+
+
+async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanModel) -> Played:
+    """Hold the conversation. A person who leaves raises KeyboardInterrupt."""
+    other: Side = "user" if person.side == "agent" else "agent"
+    speaker = config.user if other == "user" else config.agent
+    opposite = find_model(speaker, other, domain, config.limits, config.seed)
+
+    def sit(task: Task, seed: int) -> Model:
+        return person
+
+    agent, user = (sit, opposite) if person.side == "agent" else (opposite, sit)
+    trajectory = await attempt(
+        domain, task, 0, 0, agent, user, limits=config.limits, seed=config.seed, grade=grade
+    )
+    person.show(Party(person.side, person, "", {}).sees(trajectory.turns))
+    environment = domain.open(task)
+    regrade(trajectory, environment)
+    return Played(trajectory, environment.difference())

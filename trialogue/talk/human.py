@@ -1,0 +1,274 @@
+"""A person at the terminal speaks for one side: text is said, `get_order order_id=W1` calls a tool.
+
+The line is read in a thread of its own, so nothing else waits for the person. Leaving (`/quit`, end of input)
+interrupts whatever the person was part of, as Ctrl-C does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+from trialogue.messages import ToolCall
+from trialogue.task import Side, Task
+from trialogue.trajectory import Reply, Turn
+from trialogue.world.domain import Domain
+from trialogue.world.tools import Tool
+
+COLOURS = {"agent": "dodger_blue1", "user": "deep_pink3"}
+_WRITTEN = re.compile(r"^[\w.-]+=")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class NotUnderstood(Exception):
+    """A line that is neither text nor a call; its text tells the person why."""
+
+
+@dataclass
+class HumanModel:
+    """Shows what this side may see and asks for its next line."""
+
+    side: Side
+    domain: Domain
+    task: Task
+    console: Console = field(default_factory=Console)
+    ask: Callable[[str], str] = input
+    """Reads one line, showing a prompt; raises EOFError at the end of the input."""
+    left: bool = False
+    """Whether the person left of their own accord."""
+    _shown: int = 0
+    _calls: int = 0
+
+    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
+        known = {tool.name: tool for tool in tools}
+        if not self._shown:
+            self._open(known)
+        self.show(turns)
+        with _completion(known):
+            while True:
+                reply = self._read(await self._next_line(), known)
+                if reply is not None:
+                    return reply
+
+    def show(self, turns: Sequence[Turn]) -> None:
+        """Print what has been said and answered since the last time."""
+        other: Side = "user" if self.side == "agent" else "agent"
+        for turn in turns[max(self._shown, 1) :]:
+            message = turn.message
+            if message.role == "tool":
+                self._print("  ↳ ", message.content, "red" if turn.failed else "bright_black")
+            elif message.role == "user":
+                self._print(f"{other.upper():5} ", message.content, COLOURS[other])
+            elif self._shown <= 1 and message.content and not message.tool_calls:  # the domain's greeting
+                self._print(f"{self.side.upper():5} ", message.content, COLOURS[self.side])
+        self._shown = len(turns)
+
+    async def _next_line(self) -> str:
+        try:
+            return await _in_thread(lambda: self.ask(f"{self.side}> "))
+        except EOFError:
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        self.left = True
+        raise KeyboardInterrupt
+
+    def _open(self, tools: Mapping[str, Tool]) -> None:
+        what = self.domain.policy if self.side == "agent" else self.task.instructions
+        title = "The policy you follow" if self.side == "agent" else "What you want"
+        self.console.rule(f"{self.domain.name} · you are the {self.side}", align="left")
+        self._print(f"{title}\n", what.strip(), "default")
+        self.console.print()
+        self._list_tools(tools)
+        self._help(tools)
+        self.console.rule()
+
+    def _help(self, tools: Mapping[str, Tool]) -> None:
+        example = next(iter(tools.values()), None)
+        lines = ["Write what you say and press Enter."]
+        if example is not None:
+            words = [f"{name}=…" for name in example.parameters.get("properties", {})]
+            lines.append(f"Call a tool: {' '.join([example.name, *words])}   (values are JSON or text)")
+        if self.side == "user":
+            lines.append(f"End the conversation with {self.domain.stop_tokens[0]} after your last words.")
+        lines.append("/help this · /tools · /brief · /say TEXT says a line that looks like a call · /quit")
+        self._print("", "\n".join(lines), "bright_black")
+
+    def _list_tools(self, tools: Mapping[str, Tool]) -> None:
+        if not tools:
+            return
+        self.console.print(Text("Tools", style="bold"))
+        for tool in tools.values():
+            line = Text(f"  {tool.name}", style="bold")
+            for name in tool.parameters.get("properties", {}):
+                optional = name not in tool.parameters.get("required", ())
+                kind = describe_type(tool.parameters["properties"][name])
+                line.append(f" {name}{'?' if optional else ''}={kind}", style="cyan")
+            line.append(f"  {tool.description.splitlines()[0]}", style="bright_black")
+            self.console.print(line, soft_wrap=True)
+
+    def _read(self, line: str, tools: Mapping[str, Tool]) -> Reply | None:
+        """The reply a line stands for; None where it was a request to the terminal itself."""
+        line = line.strip()
+        command, _, rest = line.partition(" ")
+        if command in ("/quit", "/exit"):
+            self._leave()
+        if command == "/say" and rest.strip():
+            return Reply(rest.strip())
+        if command == "/tools":
+            self._list_tools(tools)
+        elif command == "/brief":
+            text = self.domain.policy if self.side == "agent" else self.task.instructions
+            self._print("", text.strip(), "default")
+        elif line.startswith("/"):
+            self._help(tools)
+        elif command in tools:
+            try:
+                call = read_call(line, tools[command], f"call_{self._calls}")
+            except NotUnderstood as problem:
+                self._print("", str(problem), "red")
+                return None
+            self._calls += 1
+            return Reply(tool_calls=(call,))
+        elif line:
+            return Reply(line)
+        return None
+
+    def _print(self, mark: str, text: str, style: str) -> None:
+        """Text of a model or tool is text: no markup, and nothing that moves the cursor."""
+        shown = Text(mark, style=f"bold {style}")
+        shown.append(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style)
+        self.console.print(shown, soft_wrap=True)
+
+
+def read_call(line: str, tool: Tool, identity: str) -> ToolCall:
+    """Read `name key=value …`: values are JSON where they can be, else text; quotes as in a shell."""
+    fields: Mapping[str, Any] = tool.parameters.get("properties", {})
+    allowed = " ".join([tool.name, *(f"{name}=…" for name in fields)])
+    try:
+        words = shlex.split(line)[1:]
+    except ValueError as error:
+        raise NotUnderstood(f"{error}; write {allowed}") from None
+    arguments: dict[str, Any] = {}
+    for word in words:
+        if not _WRITTEN.match(word):
+            raise NotUnderstood(f"'{word}' names no parameter; write {allowed}, or /say {line}")
+        name, _, value = word.partition("=")
+        arguments[name] = read_value(value, fields.get(name, {}))
+    return ToolCall(id=identity, name=tool.name, arguments=arguments)
+
+
+def read_value(text: str, schema: Mapping[str, Any]) -> Any:
+    """A typed value: JSON where it can be. A text parameter keeps `007` and `true` as they are written."""
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return text
+    return text if schema.get("type") == "string" and not isinstance(value, str) else value
+
+
+def describe_type(schema: Mapping[str, Any]) -> str:
+    """A parameter's type in a word or two, such as `string` or `a|b`."""
+    if "enum" in schema:
+        return "|".join(str(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        kinds = [describe_type(option) for option in schema["anyOf"] if option.get("type") != "null"]
+        return "|".join(kinds)
+    if schema.get("type") == "array":
+        return f"[{describe_type(schema.get('items', {}))}]"
+    return str(schema.get("type", schema.get("const", "any")))
+
+
+async def _in_thread(read: Callable[[], str]) -> str:
+    """Run a blocking read beside the event loop. The thread is a daemon: a person who never answers does
+    not keep the program from ending, which the loop's own pool of threads would."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def settle(line: str | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(line or "")
+
+    def work() -> None:
+        line, error = None, None
+        try:
+            line = read()
+        except (EOFError, OSError, ValueError, KeyboardInterrupt) as problem:
+            error = EOFError(str(problem))
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, line, error)
+
+    restore = _terminal_state()
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return await answer
+    finally:
+        restore()
+
+
+def _terminal_state() -> Callable[[], None]:
+    """What puts the terminal back as it is now: line editing changes it while a line is being read."""
+    try:
+        import termios
+
+        state = termios.tcgetattr(sys.stdin)
+    except (ImportError, OSError, ValueError):
+        return lambda: None
+    except Exception as error:  # termios.error is no OSError
+        if type(error).__module__ != "termios":
+            raise
+        return lambda: None
+
+    def restore() -> None:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, state)
+
+    return restore
+
+
+class _completion:  # noqa: N801 - reads as a verb phrase: with _completion(tools)
+    """Tab completes tool names, then the names of their parameters, where the platform has readline."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+
+    def __enter__(self) -> None:
+        with suppress(ImportError):
+            import readline
+
+            libedit = "libedit" in (readline.__doc__ or "")
+            readline.set_completer_delims(" ")
+            readline.set_completer(self.complete)
+            readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ImportError):
+            import readline
+
+            readline.set_completer(None)
+
+    def complete(self, text: str, number: int) -> str | None:
+        import readline
+
+        before = readline.get_line_buffer()[: readline.get_begidx()].split()
+        if before:
+            tool = self._tools.get(before[0])
+            words = [f"{name}=" for name in tool.parameters.get("properties", {})] if tool else []
+        else:
+            words = [f"{name} " for name in self._tools]
+        found = [word for word in words if word.startswith(text)]
+        return found[number] if number < len(found) else None
