@@ -58,7 +58,6 @@ class Wiring:
         self.model = model
         self.compute = compute  # autocast to this type, where the device has fast arithmetic for it
         self.plan: Plan | None = None
-        refuse_unsupported(model)
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
         try:
             model.set_attn_implementation(IMPLEMENTATION)

@@ -32,7 +32,7 @@ from trialogue.engine.api import (
     Row,
     SamplingParams,
 )
-from trialogue.engine.attention import SUPPORTED, Wiring
+from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
 from trialogue.engine.sampler import Request, Sampler
 from trialogue.engine.state import load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
@@ -58,7 +58,11 @@ class TorchEngine:
         # Even loading happens on the worker thread: OpenMP keeps a pool of threads for every thread that ever
         # computed, and two pools on the same cores halve the speed of small operations.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._thread.submit(self._build, source).result()
+        try:
+            self._thread.submit(self._build, source).result()
+        except BaseException:
+            self.close()
+            raise
         self._requests = 0
         self._unpublished = False
         self._driver: asyncio.Task[None] | None = None
@@ -313,6 +317,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
 def wire(model: PreTrainedModel) -> Wiring:
     """Hook the model up, and make sure that it says the same as before: whatever an architecture does that a
     plan does not know of would show here."""
+    refuse_unsupported(model)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randint(vocabulary, (length,), generator=generator).tolist() for length in (12, 7))
