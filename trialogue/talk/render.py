@@ -7,7 +7,7 @@ goes through `talk.chat_template`, which refuses one that rewrites what it has s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 from trialogue.errors import ConfigError
@@ -49,20 +49,66 @@ class Renderer(Protocol):
         ...
 
 
-RENDERERS = ("compact", "qwen3", "qwen3-nothink", "hermes", "llama3", "template")
+RENDERERS = (
+    "compact",
+    "hermes",
+    "llama3",
+    "qwen3",
+    "qwen3-exact",
+    "qwen3-nothink",
+    "qwen3-nothink-exact",
+    "template",
+)
 
 
 def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
-    """The renderer of that name, or the one the tokenizer's control tokens and template call for."""
-    from trialogue.talk.templates import COMPACT_TOKENS, CompactRenderer
+    """The renderer of that name, or the one the tokenizer's control tokens and template call for.
+
+    `hermes` (the same as `qwen3`) and `qwen3-nothink` keep earlier reasoning in the prompt, so that a
+    conversation is one row; `-exact` drops it where Qwen3's own template does and starts a new row there.
+    `template` takes any Hugging Face chat template that does not rewrite history.
+    """
+    from trialogue.talk import chat_template, templates
     from trialogue.talk.vocabulary import Vocabulary
 
     vocabulary = Vocabulary(tokenizer)
-    if name is None and all(vocabulary.find(token) is not None for token in COMPACT_TOKENS):
-        name = "compact"
-    if name == "compact":
-        return CompactRenderer(vocabulary)
-    raise ConfigError(f"there is no renderer '{name}'; allowed are {', '.join(RENDERERS)}")
+    chosen = name or guess_name(vocabulary.controls.keys(), getattr(tokenizer, "chat_template", None))
+    match chosen:
+        case "compact":
+            return templates.CompactRenderer(vocabulary)
+        case "hermes" | "qwen3":
+            return templates.HermesRenderer(vocabulary)
+        case "qwen3-nothink":
+            return templates.HermesRenderer(vocabulary, thinking=False)
+        case "qwen3-exact" | "qwen3-nothink-exact":
+            return templates.Qwen3Renderer(vocabulary, thinking=chosen == "qwen3-exact")
+        case "llama3":
+            return templates.Llama3Renderer(vocabulary)
+        case "template":
+            return chat_template.ChatTemplateRenderer(tokenizer, vocabulary)
+        case None:
+            raise ConfigError(
+                "the tokenizer has neither known control tokens nor a chat template; name a renderer: "
+                + ", ".join(RENDERERS)
+            )
+        case _:
+            raise ConfigError(f"there is no renderer '{chosen}'; allowed are {', '.join(RENDERERS)}")
+
+
+def guess_name(controls: Set[str], template: str | None) -> str | None:
+    """The name of the renderer for these control tokens and this chat template."""
+    from trialogue.talk.templates import COMPACT_TOKENS
+
+    if controls >= set(COMPACT_TOKENS):
+        return "compact"
+    # A template without tools has no way of calling them that another could contradict.
+    template = template or ""
+    free = "tools" not in template
+    if {"<|im_start|>", "<|im_end|>"} <= controls and (free or '<tool_call>\\n{"name":' in template):
+        return "hermes"
+    if {"<|start_header_id|>", "<|eot_id|>"} <= controls and (free or '"parameters": ' in template):
+        return "llama3"
+    return "template" if template else None
 
 
 def with_tokens(turns: Sequence[Turn], tools: Sequence[Tool], renderer: Renderer) -> list[Turn]:
