@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,5 +61,10 @@ def rescore(path: Path, domain: str | None = None, data: str | None = None) -> l
             domains[reference] = find_domain(reference, data)
         environment = domains[reference].open(trajectory.task)
         reward, mismatches = regrade(trajectory, environment)
-        rows.append(Rescored(trajectory, reward, mismatches))
+        settled = reward if reward is None or isinstance(reward, Reward) else asyncio.run(_settle(reward))
+        rows.append(Rescored(trajectory, settled, mismatches))
     return rows
+
+
+async def _settle(reward: Awaitable[Reward]) -> Reward:
+    return await reward

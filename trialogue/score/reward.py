@@ -6,6 +6,8 @@ database is never paid for by running out of turns; a failed conversation gets n
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from trialogue.errors import GradeError
 from trialogue.messages import ToolCall
 from trialogue.task import Task
@@ -16,7 +18,7 @@ _SHOWN = 8
 """How many differences a reward lists as evidence."""
 
 
-def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | None:
+def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | Awaitable[Reward] | None:
     """Grade a finished conversation by the rule of its end and the reward of its domain."""
     if trajectory.end == "error":
         return None
@@ -92,7 +94,9 @@ def _plain(text: str) -> str:
     return text.lower().replace(",", "").replace("\u2019", "'")
 
 
-def regrade(trajectory: Trajectory, environment: Environment) -> tuple[Reward | None, list[str]]:
+def regrade(
+    trajectory: Trajectory, environment: Environment
+) -> tuple[Reward | Awaitable[Reward] | None, list[str]]:
     """Grade a recorded conversation again: its calls are carried out on a fresh environment.
 
     Returns the reward and every tool result that came out different from the record.

@@ -65,15 +65,17 @@ async def converse(
     def close(end: End) -> Trajectory:
         return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
 
-    if environment.domain.greeting is not None:
-        transcript.add("agent", Reply(environment.domain.greeting), 0.0)
+    domain = environment.domain
+    turns += environment.history
+    if not turns and domain.greeting is not None:
+        transcript.add("agent", Reply(domain.greeting), 0.0)
     observations = failures = 0
-    speaker = user
+    speaker = agent if _next_side(turns, domain) == "agent" else user
     while True:
         transcript.acting = speaker.side
         started = perf_counter()
         reply = await speaker.speak(turns)
-        if limits.first_call_only and len(reply.tool_calls) > 1:
+        if (limits.first_call_only or domain.first_call_only) and len(reply.tool_calls) > 1:
             reply = _keep_first_call(reply)
         turn = transcript.add(speaker.side, reply, perf_counter() - started)
         if turn.finish == "length" and speaker is agent:
@@ -91,14 +93,27 @@ async def converse(
             if result.ends:
                 return close("agent_stop" if speaker is agent else "user_stop")
 
-        if not turn.message.tool_calls:
+        is_over = domain.is_over is not None and domain.is_over(turns)
+        if not turn.message.tool_calls and not is_over:
             if speaker is user:
                 observations += 1
-                if is_stop(environment.domain, turn.message.content):
+                if is_stop(domain, turn.message.content):
                     return close("user_stop")
             speaker = agent if speaker is user else user
-        if observations >= limits.observations or failures >= limits.tool_errors:
+        if domain.is_over is None:
+            is_over = observations >= limits.observations or failures >= limits.tool_errors
+        if is_over:
             return close("max_turns")
+
+
+def _next_side(turns: list[Turn], domain: Domain) -> Side:
+    """Who is to speak: whoever a history leaves waiting, else the side that opens."""
+    if not turns:
+        return domain.opens
+    last = turns[-1]
+    if last.message.role == "tool":
+        return last.side
+    return "user" if last.side == "agent" else "agent"
 
 
 async def _settle(result: Any) -> ToolResult:

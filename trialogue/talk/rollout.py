@@ -21,7 +21,9 @@ from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Trajectory
 from trialogue.world.domain import Domain, Environment
 
-Grade = Callable[[Task, Trajectory, Environment], Reward | Awaitable[Reward | None] | None]
+Grade = Callable[
+    [Task, Trajectory, Environment], Reward | Awaitable[Reward] | Awaitable[Reward | None] | None
+]
 
 
 async def rollout(

@@ -20,7 +20,9 @@ conversation by writing {stop} as the last thing in your message. Never write {s
 
 
 def user_prompt(domain: Domain, task: Task) -> str:
-    """The system prompt of whoever plays the user: guidelines, then the scenario."""
+    """The system prompt of whoever plays the user: the domain's own, or guidelines, then the scenario."""
+    if domain.user_prompt is not None:
+        return domain.user_prompt(task)
     guidelines = domain.user_guidelines
     if guidelines is None:
         guidelines = GUIDELINES.format(stop=domain.stop_tokens[0])

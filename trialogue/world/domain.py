@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trialogue.errors import DomainError, ToolError
 from trialogue.task import Call, Side, Task
-from trialogue.trajectory import Reward, Trajectory
+from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.database import Change, Database, Store
 from trialogue.world.tools import Tool, ToolResult, to_text
 
@@ -35,7 +35,8 @@ class TaskSource(Protocol):
     ) -> list[Task]: ...
 
 
-RewardFunction = Callable[[Task, Trajectory, "Environment"], Reward]
+RewardFunction = Callable[[Task, Trajectory, "Environment"], Reward | Awaitable[Reward]]
+"""May be awaited, where a judge has to be asked."""
 Hook = Callable[[Any, Any], None]
 
 
@@ -54,6 +55,8 @@ class Domain:
     """Called with both databases after each call, to keep the two sides in step."""
     greeting: str | None = None
     """The agent's fixed first words; without them the user opens."""
+    opens: Side = "user"
+    """Who speaks first, after the greeting if there is one."""
     reward: RewardFunction | None = None
     """None: the outcome reward over what the task expects."""
     oracle: Callable[[Task, int], Any] | None = None
@@ -62,9 +65,17 @@ class Domain:
     """Makes a rule-based user for a task."""
     user_guidelines: str | None = None
     """How an LLM is told to play the user here; None takes the general guidelines."""
+    user_prompt: Callable[[Task], str] | None = None
+    """The whole system prompt of whoever plays the user, in place of guidelines and scenario."""
+    judge: Callable[[Task, int], Any] | None = None
+    """Makes the model that judges what only a reader can, where the reward asks for one."""
     stop_tokens: tuple[str, ...] = (STOP,)
     stop_anywhere: bool = False
     """True ends on a stop token anywhere in the user's text; else it must close the message."""
+    first_call_only: bool = False
+    """True keeps only the first tool call of a message."""
+    is_over: Callable[[Sequence[Turn]], bool] | None = None
+    """A benchmark's own caps: asked after each turn and its tool results, in place of the limits' counts."""
     reference: str = ""
     """How to find this domain again; the name where empty."""
     notes: dict[str, str] = field(default_factory=lambda: {})
@@ -193,6 +204,11 @@ class Environment:
     @property
     def policy(self) -> str:
         return self.domain.policy
+
+    @property
+    def history(self) -> Sequence[Turn]:
+        """What was said before the conversation begins."""
+        return ()
 
     @property
     def tools(self) -> Mapping[str, Tool]:
