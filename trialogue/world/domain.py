@@ -7,15 +7,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
 from trialogue.errors import DomainError, ToolError
-from trialogue.task import Call, Side, Task
+from trialogue.task import Call, Setup, Side, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
-from trialogue.world.database import Change, Database, Store
-from trialogue.world.tools import Tool, ToolResult, to_text
+from trialogue.world.database import Change, Database
+from trialogue.world.tools import Tool, ToolResult, shorten, to_text
 
 STOP = "###STOP###"
 """What a simulated user writes to end the conversation."""
@@ -38,6 +38,22 @@ class TaskSource(Protocol):
 RewardFunction = Callable[[Task, Trajectory, "Environment"], Reward | Awaitable[Reward]]
 """May be awaited, where a judge has to be asked."""
 Hook = Callable[[Any, Any], None]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A task set up once: what all its conversations open."""
+
+    task: Task
+    database: Database
+    user_database: Database | None
+    gold: Environment | None = None
+    """Where the gold calls lead, once somebody had to know."""
+
+
+_KEPT = 1024
+"""How many tasks a domain keeps prepared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,38 +96,29 @@ class Domain:
     """How to find this domain again; the name where empty."""
     notes: dict[str, str] = field(default_factory=lambda: {})
     """Printed with every result, such as the version of a benchmark's data."""
-    _prepared: OrderedDict[str, tuple[Task, Store, Store | None]] = field(
-        default_factory=lambda: OrderedDict(), init=False, repr=False
+    _prepared: OrderedDict[str, Prepared] = field(
+        default_factory=OrderedDict[str, Prepared], init=False, repr=False
     )
 
     def open(self, task: Task) -> Environment:
         """A fresh environment. The work of setting a task up is done once for all its conversations."""
         known = self._prepared.get(task.id)
-        if known is None or (known[0] is not task and known[0] != task):
-            known = self._prepare(task)
-            self._prepared[task.id] = known
-            if len(self._prepared) > 1024:
+        if known is None or (known.task is not task and known.task != task):
+            known = self._prepared[task.id] = self._prepare(task)
+            if len(self._prepared) > _KEPT:
                 self._prepared.popitem(last=False)
-        _, store, user_store = known
-        database = type(self.database)(store)
-        user_database = None
-        if self.user_database is not None and user_store is not None:
-            user_database = type(self.user_database)(user_store)
-        return Environment(self, task, database, user_database)
+        return Environment(self, known)
 
-    def _prepare(self, task: Task) -> tuple[Task, Store, Store | None]:
-        database = self.database.fork()
-        user_database = self.user_database.fork() if self.user_database is not None else None
-        environment = Environment(self, task, database, user_database)
-        if task.setup.data:
-            database.update(task.setup.data)
-        if task.setup.user_data:
-            if user_database is None:
-                raise DomainError(f"task {task.id} sets up user data, but the user has no database")
-            user_database.update(task.setup.user_data)
-        for call in task.setup.calls:
-            environment.do(call)
-        return task, database.freeze(), user_database.freeze() if user_database is not None else None
+    def _prepare(self, task: Task) -> Prepared:
+        prepared = Prepared(task, self.database.fork(), _fork(self.user_database))
+        environment = Environment(self, prepared)
+        try:
+            environment.set_up(task.setup)
+        except (ToolError, DomainError) as error:
+            raise DomainError(f"task {task.id}, setup: {error}") from error
+        prepared.database = environment.database.fork()
+        prepared.user_database = _fork(environment.user_database)
+        return prepared
 
     @classmethod
     def load(cls, beside: str | Path, database: type[Database], **more: Any) -> Domain:
@@ -132,22 +139,29 @@ class Domain:
         )
 
 
+def _fork(database: Database | None) -> Database | None:
+    return None if database is None else database.fork()
+
+
 def read_file(path: Path) -> str:
     """A domain's file as text."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DomainError(f"the domain needs a file {path.name} at {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DomainError(f"cannot read {path}: {error}") from None
 
 
 def read_tasks(path: Path, domain: str) -> list[Task]:
     """Tasks from JSON lines; the domain's name is filled in."""
     tasks: list[Task] = []
-    for number, line in enumerate(read_file(path).splitlines(), 1):
+    for number, line in enumerate(read_file(path).split("\n"), 1):  # JSON may hold other line separators
         if not line.strip():
             continue
         try:
-            tasks.append(Task.model_validate({"domain": domain, **json.loads(line)}))
+            data: Any = json.loads(line)
+            tasks.append(Task.model_validate({"domain": domain, **data} if isinstance(data, dict) else data))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -191,15 +205,18 @@ def from_list(domain: str, tasks: Iterable[Task]) -> TaskSource:
 class Environment:
     """The world of one conversation: single use, cheap, and changed only through calls."""
 
-    __slots__ = ("database", "domain", "task", "user_database")
+    __slots__ = ("database", "domain", "prepared", "user_database")
 
-    def __init__(
-        self, domain: Domain, task: Task, database: Database, user_database: Database | None
-    ) -> None:
+    def __init__(self, domain: Domain, prepared: Prepared) -> None:
         self.domain = domain
-        self.task = task
-        self.database = database
-        self.user_database = user_database
+        self.prepared = prepared
+        self.database = prepared.database.reopen()
+        user_database = prepared.user_database
+        self.user_database = None if user_database is None else user_database.reopen()
+
+    @property
+    def task(self) -> Task:
+        return self.prepared.task
 
     @property
     def policy(self) -> str:
@@ -223,27 +240,54 @@ class Environment:
         tools = self.tools if side == "agent" else self.user_tools
         tool = tools.get(name)
         if tool is None:
-            return ToolResult(f"Error: there is no tool '{name}'; the tools are {', '.join(tools)}", True)
+            known = f"the tools are {', '.join(tools)}" if tools else "you have no tools"
+            return ToolResult(f"Error: there is no tool '{shorten(name)}'; {known}", True)
         if isinstance(arguments, str):
             return ToolResult(f"Error: {name}: the arguments are not a JSON object", True)
+        database = self._find_database(side)
         try:
-            result = self._database(side).run(tool, arguments)
+            # Writing the result down belongs to the call: where it fails, nothing has happened.
+            text = self._change(
+                database, lambda: to_text(tool.run(database, arguments)), tool.writes, f"tool '{name}'"
+            )
         except ToolError as error:
             return ToolResult(f"Error: {error}", True)
-        self._keep_in_step()
-        return ToolResult(to_text(result), False, tool.ends)
+        return ToolResult(text, False, tool.ends)
 
     def do(self, call: Call) -> Any:
         """Run a set-up call or assertion of a task: any public method of that side's database."""
-        result = self._database(call.side).do(call.name, call.arguments)
-        self._keep_in_step()
+        database = self._find_database(call.side)
+        return self._change(database, lambda: database.do(call.name, call.arguments), True, call.name)
+
+    def set_up(self, setup: Setup) -> None:
+        """Lay a task's data in and run its calls."""
+        if setup.data:
+            self._change(self.database, lambda: self.database.update(setup.data), True, "setup.data")
+        if setup.user_data:
+            user_database = self._find_database("user")
+            self._change(
+                user_database, lambda: user_database.update(setup.user_data), True, "setup.user_data"
+            )
+        for call in setup.calls:
+            self.do(call)
+
+    def _change(self, database: Database, action: Callable[[], T], writes: bool, what: str) -> T:
+        """Act on one database and keep the other in step; if either fails, both are as before."""
+        hook = self.domain.after_call
+        if hook is None:
+            return database.transact(action, writes, what)
+        both = [side for side in (self.database, self.user_database) if side is not None]
+        before = [side.save() for side in both]
+        try:
+            result = database.transact(action, writes, what)
+            both[0].transact(lambda: both[-1].transact(lambda: hook(self.database, self.user_database)))
+        except BaseException:
+            for side, state in zip(both, before, strict=True):
+                side.restore(state)
+            raise
         return result
 
-    def _keep_in_step(self) -> None:
-        if self.domain.after_call is not None:
-            self.domain.after_call(self.database, self.user_database)
-
-    def _database(self, side: Side) -> Database:
+    def _find_database(self, side: Side) -> Database:
         database = self.database if side == "agent" else self.user_database
         if database is None:
             raise DomainError(f"{self.domain.name}: the user has no database")
@@ -265,7 +309,7 @@ class Environment:
 
     def reopen(self) -> Environment:
         """A fresh environment of the same task."""
-        return self.domain.open(self.task)
+        return Environment(self.domain, self.prepared)
 
     def replay(self, calls: Iterable[tuple[str, dict[str, Any] | str, Side]]) -> list[ToolResult]:
         """Run calls one after the other."""

@@ -12,13 +12,24 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast, get_type_hints, overload
+from types import UnionType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from trialogue.errors import DomainError, ToolError
+from trialogue.world.values import to_json
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _MARK = "__trialogue_tool__"
@@ -69,7 +80,10 @@ def tool(method: Any = None, /, *, writes: bool = False, ends: bool = False) -> 
     """
 
     def mark(function: Method) -> Method:
-        setattr(function, _MARK, _Mark(writes, ends))
+        try:
+            setattr(function, _MARK, _Mark(writes, ends))
+        except AttributeError:
+            raise DomainError(f"@tool marks methods of a Database, not a {type(function).__name__}") from None
         return function
 
     return mark if method is None else mark(method)
@@ -82,78 +96,131 @@ def find_tools(cls: type) -> dict[str, Tool]:
         for name, value in vars(owner).items():
             mark = getattr(value, _MARK, None)
             if isinstance(mark, _Mark):
-                found[name] = _to_tool(name, value, mark)
+                found[name] = _to_tool(owner, name, value, mark)
             elif name in found:
                 del found[name]  # overridden by something that is no tool
     return found
 
 
-def _to_tool(name: str, method: Callable[..., Any], mark: _Mark) -> Tool:
+def _to_tool(owner: type, name: str, method: Any, mark: _Mark) -> Tool:
+    where = f"tool {owner.__name__}.{name}"
+    if not inspect.isfunction(method) or inspect.iscoroutinefunction(method):
+        raise DomainError(f"{where}: a tool is a plain method, not async, static or a class method")
     if name.startswith("_"):
-        raise DomainError(f"tool {method.__qualname__}: a tool's name may not begin with an underscore")
+        raise DomainError(f"{where}: a tool's name may not begin with an underscore")
     description, notes = parse_docstring(inspect.getdoc(method) or "")
     if not description:
-        raise DomainError(
-            f"tool {method.__qualname__} needs a docstring: it is what the agent reads about it"
-        )
-    arguments = _to_model(name, method, notes)
-    fields = tuple(arguments.model_fields)
+        raise DomainError(f"{where} needs a docstring: it is what the agent reads about it")
+    hints = _find_hints(where, method)
+    unknown = sorted(set(notes) - set(hints))
+    if unknown:
+        raise DomainError(f"{where} describes parameters it does not have: {unknown}")
+    arguments = Arguments(name, _to_model(where, method, hints, notes), hints)
 
     def run(database: Any, given: dict[str, Any]) -> Any:
-        return method(database, **validate(name, arguments, fields, given))
+        return method(database, **arguments.validate(given))
 
-    return Tool(name, description, clean_schema(arguments.model_json_schema()), run, mark.writes, mark.ends)
-
-
-def _to_model(name: str, method: Callable[..., Any], notes: Mapping[str, str]) -> type[BaseModel]:
-    """A pydantic model of the method's parameters."""
-    hints = get_type_hints(method, include_extras=True)
-    fields: dict[str, Any] = {}
-    for parameter in list(inspect.signature(method).parameters.values())[1:]:
-        where = f"tool {method.__qualname__}, parameter '{parameter.name}'"
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise DomainError(f"{where}: *args and **kwargs have no schema; name each parameter")
-        if parameter.name not in hints:
-            raise DomainError(f"{where} needs a type hint")
-        default: Any = ... if parameter.default is parameter.empty else parameter.default
-        note = notes.get(parameter.name)
-        fields[parameter.name] = (hints[parameter.name], FieldInfo(default=default, description=note))
-    unknown = set(notes) - set(fields)
-    if unknown:
-        raise DomainError(
-            f"tool {method.__qualname__} describes parameters it does not have: {sorted(unknown)}"
-        )
-    config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=False)
-    return create_model(name, __config__=config, **fields)
+    return Tool(name, description, arguments.schema, run, mark.writes, mark.ends)
 
 
-def validate(
-    name: str, model: type[BaseModel], fields: tuple[str, ...], given: dict[str, Any]
-) -> dict[str, Any]:
-    """Check arguments as JSON values, strictly: `"3"` is no integer. Returns them as Python values."""
+def _find_hints(where: str, method: Callable[..., Any]) -> dict[str, Any]:
+    """The type of each parameter, `self` aside."""
     try:
-        checked = model.__pydantic_validator__.validate_json(json.dumps(given))
-    except ValidationError as error:
-        raise ToolError(explain(name, fields, error)) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ToolError(f"{name}: the arguments are not JSON values ({error})") from None
-    return {field: getattr(checked, field) for field in fields}
+        hints = get_type_hints(method, include_extras=True)
+    except NameError as error:
+        raise DomainError(f"{where}: {error}; a type hint must be known at the top of the module") from None
+    parameters = list(inspect.signature(method).parameters.values())
+    if not parameters or parameters.pop(0).kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        raise DomainError(f"{where}: a tool is a method and takes `self` first")
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise DomainError(f"{where}, parameter '{parameter.name}': *, ** and / have no schema; name each")
+        if parameter.name not in hints:
+            raise DomainError(f"{where}, parameter '{parameter.name}' needs a type hint")
+    return {parameter.name: hints[parameter.name] for parameter in parameters}
 
 
-def explain(name: str, fields: tuple[str, ...], error: ValidationError) -> str:
-    """What is wrong with the arguments and what is allowed, on one line."""
-    problems: list[str] = []
-    for problem in error.errors(include_url=False, include_context=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "missing":
-            problems.append(f"missing argument '{where}'")
-        elif problem["type"] == "extra_forbidden":
-            problems.append(f"unknown argument '{where}'")
-        else:
-            shown = repr(problem["input"])
-            shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            problems.append(f"argument '{where}': {problem['msg'].lower()}, got {shown}")
-    return f"{name}: {'; '.join(problems)} (it takes: {', '.join(fields) or 'no arguments'})"
+def _to_model(
+    where: str, method: Callable[..., Any], hints: Mapping[str, Any], notes: Mapping[str, str]
+) -> type[BaseModel]:
+    """A pydantic model of the parameters. They stand in it under aliases, so any name will do."""
+    fields: dict[str, Any] = {}
+    for number, (name, hint) in enumerate(hints.items()):
+        default = inspect.signature(method).parameters[name].default
+        default = ... if default is inspect.Parameter.empty else default
+        fields[f"field_{number}"] = (
+            hint,
+            Field(default=default, alias=name, description=notes.get(name)),
+        )
+    try:
+        return create_model(method.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    except (PydanticUserError, TypeError) as error:
+        raise DomainError(f"{where}: a parameter has a type that has no JSON form: {error}") from None
+
+
+class Arguments:
+    """The parameters of one tool: their schema, and the check of what a speaker gives for them."""
+
+    def __init__(self, name: str, model: type[BaseModel], hints: Mapping[str, Any]) -> None:
+        self.name = name
+        self.names = tuple(hints)
+        try:
+            self.schema: dict[str, Any] = clean_schema(model.model_json_schema())
+        except (PydanticUserError, RecursionError) as error:
+            raise DomainError(f"tool {name}: a parameter has no finite JSON schema: {error}") from None
+        self._validator = model.__pydantic_validator__
+        self._is_simple = all(is_simple(hint) for hint in hints.values())
+
+    def validate(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Check arguments as JSON values, strictly: `"3"` is no integer. Returns them as Python values."""
+        try:
+            if self._is_simple:
+                checked = self._validator.validate_python(given)
+            else:
+                checked = self._validator.validate_json(json.dumps(given))
+        except ValidationError as error:
+            raise ToolError(self._explain(error)) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(f"{self.name}: the arguments are not JSON values ({shorten(error)})") from None
+        return dict(zip(self.names, checked.__dict__.values(), strict=True))
+
+    def _explain(self, error: ValidationError) -> str:
+        """What is wrong with the arguments and what is allowed, on one line."""
+        problems: list[str] = []
+        found = error.errors(include_url=False, include_context=False)
+        for problem in found[:_SHOWN]:
+            where = shorten(".".join(str(part) for part in problem["loc"]))
+            if problem["type"] == "missing":
+                problems.append(f"missing argument '{where}'")
+            elif problem["type"] == "extra_forbidden":
+                problems.append(f"unknown argument '{where}'")
+            elif where:
+                shown = shorten(repr(problem["input"]))
+                problems.append(f"argument '{where}': {problem['msg'].lower()}, got {shown}")
+            else:
+                problems.append(f"the arguments are no usable JSON: {shorten(problem['msg'])}")
+        if len(found) > _SHOWN:
+            problems.append(f"and {len(found) - _SHOWN} more problems")
+        return f"{self.name}: {'; '.join(problems)} (it takes: {', '.join(self.names) or 'no arguments'})"
+
+
+_SHOWN = 8
+"""How many problems of one call are told."""
+
+
+def is_simple(hint: Any) -> bool:
+    """Whether a value of this type is checked alike as JSON and as Python, and comes out as a fresh one."""
+    if hint in (str, int, float, bool, type(None)) or get_origin(hint) is Literal:
+        return True
+    if get_origin(hint) in (list, Union, UnionType):
+        return all(is_simple(part) for part in get_args(hint))
+    return False
+
+
+def shorten(value: object) -> str:
+    """What a speaker wrote, short enough to be told back."""
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Example|Examples):\s*$")
@@ -195,12 +262,15 @@ def clean_schema(schema: Any, definitions: Mapping[str, Any] | None = None) -> A
     shape = cast("dict[str, Any]", schema)
     definitions = cast("Mapping[str, Any]", shape.get("$defs", {})) if definitions is None else definitions
     if "$ref" in shape:
-        return clean_schema(definitions[shape["$ref"].rsplit("/", 1)[1]], definitions)
+        beside = {key: value for key, value in shape.items() if key != "$ref"}
+        return clean_schema({**definitions[shape["$ref"].rsplit("/", 1)[1]], **beside}, definitions)
     clean: dict[str, Any] = {}
     for key, value in shape.items():
         if key == "$defs" or (key == "title" and isinstance(value, str)):
             continue
-        if key == "properties":
+        if key in ("default", "enum", "const"):
+            clean[key] = value
+        elif key == "properties":
             clean[key] = {field: clean_schema(inner, definitions) for field, inner in value.items()}
         else:
             clean[key] = clean_schema(value, definitions)
@@ -209,15 +279,4 @@ def clean_schema(schema: Any, definitions: Mapping[str, Any] | None = None) -> A
 
 def to_text(value: Any) -> str:
     """What the speaker reads of a tool's result: text stays as it is, everything else is compact JSON."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=to_plain)
-
-
-def to_plain(value: Any) -> Any:
-    """One level of a value that JSON does not know."""
-    if isinstance(value, BaseModel):
-        return value.__dict__
-    if isinstance(value, set | frozenset):
-        return sorted(cast("set[Any]", value))
-    return to_jsonable_python(value)
+    return value if isinstance(value, str) else to_json(value)
