@@ -252,6 +252,7 @@ class SftConfig(Section):
     seed: int = 0
     """Seed of every random choice."""
     learner: Learner = Learner()
+    user: Speaker = Speaker(model="agenda")
     sft: SftSettings = SftSettings()
     tasks: Tasks = Tasks(split="train")
     optimizer: Optimizer = Optimizer(learning_rate=5e-6, schedule="cosine")

@@ -163,6 +163,23 @@ def write_json(path: Path, data: Any) -> None:
     partial.replace(path)
 
 
+def list_checkpoints(path: Path) -> list[Path]:
+    """The whole checkpoints of a run, oldest first."""
+    return sorted(item for item in (path / "checkpoints").glob("step-*") if (item / "trainer.json").is_file())
+
+
+def find_weights(path: Path) -> Path:
+    """The folder with the newest weights of a run, or the folder itself."""
+    if not (path / "run.json").is_file():
+        return path
+    if (path / "model").is_dir():
+        return path / "model"
+    found = list_checkpoints(path)
+    if not found:
+        raise RunError(f"{path} has no weights: no model/ and no checkpoint")
+    return found[-1]
+
+
 def read_config(kind: type[C], path: Path) -> C:
     """The resolved configuration of a run directory."""
     file = path / "config.json"

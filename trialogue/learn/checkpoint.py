@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from trialogue.config import Learner, TrainConfig
 from trialogue.errors import RunError
-from trialogue.run import Run
-from trialogue.talk.local import LocalSource, Speech, load_speech
+from trialogue.run import Run, list_checkpoints
+from trialogue.talk.local import LocalSource, Sampling
+from trialogue.talk.render import Renderer
+from trialogue.talk.speech import load_renderer, save_renderer
 from trialogue.talk.model import ModelSource
 
 if TYPE_CHECKING:
@@ -27,12 +29,17 @@ class Learned:
     """A model that learns: what computes, and how messages become its tokens."""
 
     engine: TorchEngine
-    speech: Speech
+    renderer: Renderer
+    tokenizer: Any
 
     def agent(self, config: TrainConfig, purpose: str) -> ModelSource:
         """The agent that speaks with the present weights: sampled while it learns, greedy when evaluated."""
-        temperature = config.training.temperature if purpose == "train" else 0.0
-        return LocalSource(self.engine, self.speech, config.limits, temperature=temperature)
+        sampling = Sampling(
+            temperature=config.training.temperature if purpose == "train" else 0.0,
+            reply_tokens=config.limits.reply_tokens,
+            context_tokens=config.limits.context_tokens,
+        )
+        return LocalSource(self.engine, self.renderer, sampling)
 
 
 def load_learner(learner: Learner, seed: int) -> Learned:
@@ -51,7 +58,8 @@ def load_learner(learner: Learner, seed: int) -> Learned:
         cache_bytes=int(learner.cache_gigabytes * (1 << 30)),
         seed=seed,
     )
-    return Learned(TorchEngine.load(folder, settings), load_speech(folder, learner.renderer))
+    tokenizer, renderer = load_renderer(folder, learner.renderer)
+    return Learned(TorchEngine.load(folder, settings), renderer, tokenizer)
 
 
 class Checkpoints:
@@ -67,7 +75,7 @@ class Checkpoints:
         partial = self.folder / f".partial-{step:06d}"
         shutil.rmtree(partial, ignore_errors=True)
         await self.learner.engine.save_state(partial)
-        self.learner.speech.save(partial)
+        save_renderer(partial, self.learner.tokenizer, self.learner.renderer)
         facts = {"step": step, "level": level}
         (partial / "trainer.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         sync_folder(partial)
@@ -97,11 +105,6 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         leave = shutil.ignore_patterns("optimizer.safetensors", "random.safetensors", "trainer.json")
         shutil.copytree(found[-1], target, ignore=leave)
-
-
-def list_checkpoints(path: Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first."""
-    return sorted(item for item in (path / "checkpoints").glob("step-*") if (item / "trainer.json").is_file())
 
 
 def sync_folder(folder: Path) -> None:

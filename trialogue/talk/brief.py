@@ -104,7 +104,12 @@ def _part(key: str, value: Any) -> str:
 
 def is_plain(text: str) -> bool:
     """Whether a text can stand as it is and be read back."""
-    return " | " not in text and not text.endswith((" |", " ")) and not text.startswith(("| ", " ")) and text != "|"
+    return (
+        " | " not in text
+        and not text.endswith((" |", " "))
+        and not text.startswith(("| ", " "))
+        and text != "|"
+    )
 
 
 def to_brief_result(text: str) -> str:
@@ -122,7 +127,9 @@ def _flatten(value: Any, key: str = "") -> Iterator[str]:
     if isinstance(value, dict):
         for name, inner in cast("dict[str, Any]", value).items():
             yield from _flatten(inner, name)
-    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in cast("list[Any]", value)):
+    elif isinstance(value, list) and any(
+        isinstance(inner, dict | list) for inner in cast("list[Any]", value)
+    ):
         for inner in cast("list[Any]", value):
             yield from _flatten(inner, key)
     else:

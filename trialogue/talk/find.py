@@ -43,6 +43,11 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
         from trialogue.talk.openai import OpenAIModel
 
         return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed)
+    path = rest if kind == "local" else speaker.model
+    if kind == "local" or path in ("tiny", "smollm2") or Path(path).is_dir():
+        from trialogue.talk.speech import load_local
+
+        return load_local(path, speaker, limits, seed)
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}")
 
 

@@ -13,4 +13,5 @@ domain = Domain(
     database=make_database(),
     tasks=make_tasks,
     oracle=make_oracle,
+    endless=True,
 )

