@@ -127,16 +127,16 @@ def play_verb(
     from rich.console import Console
 
     from trialogue.score.play import find_task, play
-    from trialogue.talk.human import HumanModel
+    from trialogue.talk.human import HumanModel, ask_aside
     from trialogue.view.terminal import show_why
     from trialogue.world.find import find_domain
 
     patient = ("limits.seconds=86400", *settings)
-    config = _to_eval_config(domain, patient, None, {"data": given.pop("data"), **given})
+    config = _to_eval_config(domain, patient, None, given)
     found = find_domain(config.domain, config.data)
-    chosen = find_task(found, config, task)
+    chosen = find_task(found, config, task, any_split=given["split"] is None)
     console = Console(stderr=as_json)
-    person = HumanModel(side, found, chosen, console)
+    person = HumanModel(side, found, chosen, console, ask_aside if as_json else input)
     try:
         played = asyncio.run(play(found, chosen, config, person))
     except KeyboardInterrupt:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from trialogue.config import EvalConfig
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, TrialogueError
 from trialogue.score.evaluate import find_tasks
 from trialogue.score.reward import grade, regrade
 from trialogue.talk.find import find_model
@@ -19,6 +20,8 @@ from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.database import Change
 from trialogue.world.domain import Domain
+
+SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +46,20 @@ class Played:
         }
 
 
-def find_task(domain: Domain, config: EvalConfig, identity: str | None) -> Task:
-    """The task of that id, or one chosen by the seed."""
+def find_task(domain: Domain, config: EvalConfig, identity: str | None, any_split: bool = False) -> Task:
+    """The task of that id, in the split of the configuration or in any; without an id the seed chooses."""
     tasks = find_tasks(domain, config)
     if identity is None:
         return tasks[config.seed % len(tasks)]
-    for task in tasks:
-        if task.id == identity:
-            return task
-    some = ", ".join(task.id for task in tasks[:8]) + (", …" if len(tasks) > 8 else "")
-    raise ConfigError(
-        f"{domain.name} has no task '{identity}' in split '{config.tasks.split}'; it has {some}"
-    )
+    known = {task.id: task for task in tasks}
+    for split in SPLITS if any_split else ():
+        with suppress(TrialogueError):  # a domain need not have every split
+            known.update({task.id: task for task in domain.tasks(split, None, config.seed)})
+    if identity not in known:
+        some = ", ".join(list(known)[:8]) + (", …" if len(known) > 8 else "")
+        where = "" if any_split else f" in split '{config.tasks.split}'"
+        raise ConfigError(f"{domain.name} has no task '{identity}'{where}; it has {some}")
+    return known[identity]
 
 
 async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanModel) -> Played:

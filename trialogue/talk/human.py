@@ -147,9 +147,15 @@ class HumanModel:
 
     def _print(self, mark: str, text: str, style: str) -> None:
         """Text of a model or tool is text: no markup, and nothing that moves the cursor."""
-        shown = Text(mark, style=f"bold {style}")
+        shown = Text().append(mark, style=f"bold {style}")
         shown.append(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style)
         self.console.print(shown, soft_wrap=True)
+
+
+def ask_aside(prompt: str) -> str:
+    """Read a line with the prompt on standard error, where standard output belongs to a result."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
 
 
 def read_call(line: str, tool: Tool, identity: str) -> ToolCall:

@@ -1,0 +1,215 @@
+"""A person plays in a real terminal, on both sides; what they type is read as a call or as text."""
+
+import json
+import os
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+from rich.console import Console
+
+from trialogue.messages import Message
+from trialogue.talk.human import HumanModel, NotUnderstood, describe_type, read_call, read_value
+from trialogue.talk.party import Party
+from trialogue.task import Task
+from trialogue.trajectory import Turn
+from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
+from trialogue.world.scaffold import write_domain
+
+ECHO = 3  # index of the local flags in what termios gives
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("terminal")
+    write_domain(folder / "bakery")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bakery(folder: Path) -> Domain:
+    return find_domain(str(folder / "bakery"))
+
+
+def find_task(domain: Domain, identity: str) -> Task:
+    return next(task for task in domain.tasks("all") if task.id == identity)
+
+
+class Terminal:
+    """`trialogue play` in a pseudo-terminal."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        command = ["-m", "trialogue", "play", *words]
+        self.child = pexpect.spawn(
+            sys.executable,
+            command,
+            cwd=str(folder),
+            env={**os.environ, "TERM": "dumb"},  # no colours in what is expected
+            encoding="utf-8",
+            timeout=30,
+            dimensions=(50, 150),
+        )
+
+    def type(self, prompt: str, line: str) -> None:
+        self.child.expect_exact(f"{prompt}> ")
+        self.child.sendline(line)
+
+    def end(self) -> int | None:
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        return self.child.exitstatus
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[object]:
+    started: list[Terminal] = []
+
+    def start(*words: str) -> Terminal:
+        started.append(Terminal(folder, "bakery", *words))
+        return started[-1]
+
+    yield start
+    for terminal in started:
+        terminal.child.close(force=True)
+
+
+def test_a_person_is_the_agent(start) -> None:
+    terminal = start("--task", "cancel-3")
+    child = terminal.child
+    child.expect_exact("you are the agent")
+    child.expect_exact("Identity first.")
+    child.expect_exact("change_day order_id=string day=Monday|Tuesday")
+    child.expect("USER .*pretzels")
+    terminal.type("agent", "What is your phone number?")
+    child.expect_exact("555-0106")
+    terminal.type("agent", "find_ord\tphone=555-0106")  # tab completes the name
+    child.expect(r'↳ \[\{"order_id":"A108"')
+    terminal.type("agent", "cancel_order A108")
+    child.expect_exact("'A108' names no parameter; write cancel_order order_id=…")
+    terminal.type("agent", "cancel_order order_id=A999")
+    child.expect_exact("↳ Error: orders has no 'A999'")
+    terminal.type("agent", "/help")
+    child.expect_exact("/quit")
+    terminal.type("agent", "cancel_order order_id=A108")
+    child.expect_exact('"status":"cancelled"')
+    terminal.type("agent", "Your order has been cancelled.")
+    child.expect_exact("###STOP###")  # the last words of the other side are shown too
+    child.expect_exact("reward 1.00")
+    child.expect_exact("✓ database")
+    child.expect_exact("orders.A108.status")
+    child.expect_exact('- "placed"')
+    child.expect_exact('+ "cancelled"')
+    child.expect_exact("ended by user_stop")
+    assert terminal.end() == 0
+
+
+def test_a_lost_conversation_says_why(start) -> None:
+    terminal = start("--task", "cancel-3")
+    terminal.type("agent", "Your order has been cancelled.")
+    terminal.child.expect_exact("reward 0.00")
+    terminal.child.expect_exact("✗ database")
+    terminal.child.expect_exact("orders.A108.status should be 'cancelled', is 'placed'")
+    terminal.child.expect_exact("changed: nothing")
+    assert terminal.end() == 0
+
+
+def test_a_person_is_the_user(start) -> None:
+    terminal = start("--as", "user", "--task", "cancel-3", "--agent", "gold")
+    child = terminal.child
+    child.expect_exact("you are the user")
+    child.expect_exact("You want to cancel order A108")
+    assert "Identity first" not in child.before  # the policy is the agent's
+    terminal.type("user", "Please cancel A108.")
+    child.expect_exact("AGENT It is done.")
+    terminal.type("user", "Thank you. ###STOP###")
+    child.expect_exact("reward 1.00")
+    assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("ending", ["/quit\n", "\x04"])
+def test_leaving_is_clean(start, ending: str) -> None:
+    terminal = start()
+    terminal.child.expect_exact("agent> ")
+    terminal.child.send(ending)
+    terminal.child.expect_exact("You left; the conversation is not graded.")
+    assert terminal.end() == 1
+    assert "Traceback" not in terminal.child.before
+
+
+def test_an_interrupt_is_clean_and_leaves_the_terminal_as_it_was(start) -> None:
+    terminal = start()
+    before = termios.tcgetattr(terminal.child.child_fd)[ECHO]
+    terminal.child.expect_exact("agent> ")
+    terminal.child.sendintr()
+    terminal.child.expect_exact("You left")
+    assert termios.tcgetattr(terminal.child.child_fd)[ECHO] == before
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.child.before
+
+
+def test_calls_are_read_as_json_or_text(bakery: Domain) -> None:
+    tools = bakery.database.tools
+    call = read_call("change_day order_id=101 day='Monday' extra='[1, 2]'", tools["change_day"], "call_7")
+    assert call.id == "call_7"
+    assert call.arguments == {"order_id": "101", "day": "Monday", "extra": [1, 2]}
+    for line in ("change_day order_id='A", "change_day A101", "change_day =A101"):
+        with pytest.raises(NotUnderstood, match="write change_day order_id=… day=…"):
+            read_call(line, tools["change_day"], "call_0")
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("007", {"type": "string"}, "007"),
+        ("3", {"type": "string"}, "3"),
+        ('"3"', {"type": "string"}, "3"),
+        ("true", {}, True),
+        ("two words", {}, "two words"),
+        ('["a"]', {"type": "array"}, ["a"]),
+        ("", {"type": "string"}, ""),
+    ],
+)
+def test_values(text: str, schema: dict, value: object) -> None:
+    assert read_value(text, schema) == value
+
+
+def test_types_are_described_in_a_word() -> None:
+    assert describe_type({"type": "array", "items": {"type": "string"}}) == "[string]"
+    assert describe_type({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer"
+    assert describe_type({"enum": ["a", "b"]}) == "a|b"
+    assert describe_type({}) == "any"
+
+
+async def test_text_that_moves_the_cursor_is_shown_as_text(bakery: Domain, capsys) -> None:
+    lines = iter(["", "/unknown", "/tools", "/brief", "/say find_orders it is", "never read"])
+    person = HumanModel("agent", bakery, find_task(bakery, "cancel-3"), Console(), lambda prompt: next(lines))
+    said = Turn(side="user", message=Message(role="user", content="\x1b[2J[red]hello\x07"))
+    reply = await Party("agent", person, "", bakery.database.tools).speak([said])
+    assert reply.content == "find_orders it is"
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "[red]hello" in shown
+
+
+def test_json_keeps_standard_output_to_itself(start, folder: Path) -> None:
+    words = ["play", "bakery", "--task", "question-1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trialogue", *words],
+        cwd=folder,
+        input="You ordered 12 cinnamon rolls.\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    played = json.loads(done.stdout)
+    assert played["reward"] == 1
+    assert played["end"] == "user_stop"
+    assert played["changes"] == []
+    assert "Identity first" in done.stderr

@@ -1,0 +1,311 @@
+"""The verbs as a user runs them: real processes, real files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trialogue.errors import ConfigError
+from trialogue.world.scaffold import write_domain
+
+SLOW = '''
+"""The starter with an agent that takes its time, and that breaks on its first try at some tasks."""
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from trialogue import find_domain
+from trialogue.talk.scripted import GoldAgent
+
+broken = set()
+
+
+class Slow(GoldAgent):
+    def __init__(self, task, seed):
+        super().__init__(task)
+        self.fails = seed % 5 == 0
+
+    async def reply(self, turns, tools):
+        await asyncio.sleep(0.02)
+        if self.fails:
+            raise RuntimeError("broken")
+        return await super().reply(turns, tools)
+
+
+bakery = find_domain(str(Path(__file__).parent / "bakery"))
+domain = replace(bakery, name="slow", oracle=Slow, reference=__file__)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_domain(tmp_path / "bakery")
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trialogue", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def ask(folder: Path, *words: str) -> Any:
+    done = run(folder, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    return json.loads(done.stdout)
+
+
+def read_lines(path: Path) -> list[str]:
+    files = (path / "trajectories").glob("*.jsonl")
+    return sorted(line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+
+
+def test_init_check_eval_work_at_once(tmp_path: Path) -> None:
+    written = ask(tmp_path, "init", "bakery")
+    assert [Path(file).name for file in written["files"]] == [
+        "README.md",
+        "database.json",
+        "domain.py",
+        "policy.md",
+        "tasks.jsonl",
+    ]
+    source = (tmp_path / "bakery" / "domain.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert "NAME" not in source
+    assert "trialogue check bakery" in (tmp_path / "bakery" / "README.md").read_text()
+    checked = ask(tmp_path, "check", "bakery")
+    assert checked == {"domain": "bakery", "tasks": 9, "ok": True, "problems": []}
+    result = ask(tmp_path, "eval", "bakery", "--agent", "oracle", "--user", "agenda", "--trials", "2")
+    assert result["reward"] == result["pass^1"] == result["pass^2"] == 1
+    wanted = "domain split tasks trials pass^1 pass^1_low pass^1_high reward ends blame families run"
+    assert set(wanted.split()) <= set(result)
+    assert result["tasks"] == 4
+    assert result["sides"]["user"]["seconds"] >= 0
+    assert result["wall_seconds"] > 0
+    assert result["families"]["cancel"]["tools"] == {"cancel_order": 2}
+
+
+@pytest.mark.parametrize("name", ["Bakery", "my-bakery", "7up", "a b", "shop", "..", "bäckerei"])
+def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        write_domain(tmp_path / "inside" / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "bakery").mkdir()
+    done = run(tmp_path, "init", "bakery")
+    assert done.returncode == 2
+    assert "bakery exists and is left as it is" in done.stderr
+    assert not list((tmp_path / "bakery").iterdir())
+
+
+def test_check_tells_problems_and_fails(folder: Path) -> None:
+    (folder / "bakery" / "policy.md").write_text("\n")
+    done = run(folder, "check", "bakery")
+    assert done.returncode == 1
+    assert "✗ the policy is empty" in done.stdout
+    assert "1 problem" in done.stdout
+    done = run(folder, "check", "bakery", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["problems"] == [{"task": "", "problem": "the policy is empty"}]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("tasks.jsonl", '{"id": "a"}\n', "tasks.jsonl, line 1: instructions: Field required"),
+        ("tasks.jsonl", "{\n", "tasks.jsonl, line 1: not JSON"),
+        ("database.json", '{"orders": {"A1": {}}}', "orders.A1.order_id: Field required"),
+        ("domain.py", "1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("domain.py", "\n", "defines no domain; write `domain = Domain.load"),
+    ],
+)
+def test_a_broken_file_is_named(folder: Path, file: str, text: str, expected: str) -> None:
+    (folder / "bakery" / file).write_text(text)
+    done = run(folder, "check", "bakery")
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in run(folder, "--debug", "check", "bakery").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["init", "My-Bakery"], "'My-Bakery' is no name for a domain: use small letters"),
+        (["check", "nowhere"], "no domain 'nowhere'"),
+        (["eval", "bakery", "--agent", "nobody"], "there is no model 'nobody'; allowed are oracle"),
+        (["eval", "bakery", "limits.turns=3"], "limits.turns: no such key; allowed here: observations"),
+        (["eval", "bakery", "seed=x"], "seed: input should be a valid integer"),
+        (["eval", "bakery", "--tasks", "0"], "0 is not in the range"),
+        (["eval", "bakery", "tasks.levels=[9]"], "no tasks in split 'test' of levels [9]"),
+        (["play", "bakery", "--task", "none"], "bakery has no task 'none'; it has cancel-3"),
+        (["play", "bakery", "--as", "tool"], "'tool' is not one of 'agent', 'user'"),
+        (["score", "nowhere"], "does not exist"),
+        (["report", "nowhere"], "does not exist"),
+    ],
+)
+def test_wrong_usage_ends_with_2(folder: Path, words: list[str], expected: str) -> None:
+    done = run(folder, *words)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_score_reproduces_every_reward(folder: Path) -> None:
+    for agent in ("oracle", "naive"):
+        result = ask(folder, "eval", "bakery", "--agent", agent, "--split", "all", f"run.name={agent}")
+        rows = ask(folder, "score", result["run"])
+        recorded = [json.loads(line) for line in read_lines(folder / result["run"])]
+        assert {row["id"]: row["reward"] for row in rows} == {
+            line["id"]: line["reward"]["value"] for line in recorded
+        }
+        assert all(row["same"] for row in rows)
+    file = folder / "runs" / "naive" / "trajectories" / "eval.jsonl"
+    line = json.loads(file.read_text().splitlines()[0])
+    line["reward"]["value"] = 1.0
+    file.write_text(json.dumps(line) + "\n")
+    done = run(folder, "score", str(file))
+    assert done.returncode == 1
+    assert "DIFFERS from the record" in done.stdout
+
+
+def test_the_same_seed_gives_the_same_bytes(folder: Path) -> None:
+    words = ["eval", "bakery", "--split", "all", "--trials", "3", "--seed", "7"]
+    first, second = (ask(folder, *words, f"run.name={name}")["run"] for name in "ab")
+    files = [folder / path / "trajectories" / "eval.jsonl" for path in (first, second)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    other = ask(folder, *words[:-1], "8", "run.name=c")["run"]
+    assert (folder / other / "trajectories" / "eval.jsonl").read_bytes() != files[0].read_bytes()
+
+
+def test_rollout_and_report(folder: Path) -> None:
+    result = ask(folder, "rollout", "bakery", "--split", "train")
+    path = folder / result["run"]
+    assert (path / "trajectories" / "rollout.jsonl").exists()
+    (path / "report.md").unlink()
+    report = ask(folder, "report", result["run"])
+    assert report["state"] == "finished"
+    assert report["result"]["run"] == result["run"]
+    assert (path / "report.md").read_text() == report["markdown"]
+    assert run(folder, "report", result["run"]).stdout.startswith("# rollout of bakery")
+
+
+def test_config_lists_every_key(folder: Path) -> None:
+    keys = ask(folder, "config")
+    assert {"key": "seed", "default": 0, "meaning": "Seed of every random choice."} in keys
+    assert all(key["meaning"] for key in keys)
+    assert 'user.model = "agenda"' in run(folder, "config").stdout
+
+
+def test_a_file_of_settings_and_overrides(folder: Path) -> None:
+    (folder / "my.toml").write_text('domain = "bakery"\n[tasks]\nsplit = "train"\ncount = 2\n')
+    result = ask(folder, "eval", "--config", "my.toml", "--tasks", "1", "tasks.trials=3")
+    assert (result["split"], result["tasks"], result["trials"]) == ("train", 1, 3)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    words = ["eval", "slow.py", "--split", "all", "--trials", "4", "rollout.concurrency=4", "--seed", "3"]
+    whole = ask(folder, *words, "run.name=whole")
+    assert whole["failed"] > 0  # some conversations were held anew
+
+    command = [sys.executable, "-m", "trialogue", *words, "run.name=cut"]
+    child = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    file = folder / "runs" / "cut" / "trajectories" / "eval.jsonl"
+    for _ in range(600):
+        if file.exists() and file.stat().st_size:
+            break
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130, errors
+    assert "trialogue eval --resume runs/cut" in errors
+    assert "Traceback" not in errors
+    about = json.loads((folder / "runs" / "cut" / "run.json").read_text())
+    assert about["state"] == "stopped"
+    some = read_lines(folder / "runs" / "cut")
+    assert 0 < len(some) < len(read_lines(folder / "runs" / "whole"))
+    done = run(folder, "report", "runs/cut")
+    assert done.returncode == 1
+    assert "not finished (its state is 'stopped')" in done.stderr
+    with file.open("a") as half:  # a line cut off by a crash is dropped
+        half.write('{"id": "cut off')
+
+    resumed = ask(folder, "eval", "--resume", "runs/cut")
+    assert read_lines(folder / "runs" / "cut") == read_lines(folder / "runs" / "whole")
+    assert without_time(resumed) == without_time(whole)
+
+
+def without_time(value: Any) -> Any:
+    if isinstance(value, dict):
+        left_out = {"seconds", "wall_seconds", "run"}
+        return {key: without_time(inner) for key, inner in value.items() if key not in left_out}
+    return value
+
+
+def test_resuming_a_finished_run_holds_nothing_again(folder: Path) -> None:
+    words = ["eval", "bakery", "--split", "all", "run.name=one"]
+    first = ask(folder, *words)
+    lines = read_lines(folder / "runs" / "one")
+    again = ask(folder, *words, "--resume", "runs/one")  # the same settings may be given once more
+    assert read_lines(folder / "runs" / "one") == lines
+    assert without_time(first) == without_time(again)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "expected"),
+    [
+        (["eval", "--resume", "runs/one", "--seed", "1"], 2, "a resumed run keeps its own"),
+        (["rollout", "--resume", "runs/one"], 1, "is a run of kind 'eval', not 'rollout'"),
+        (["eval", "--resume", "bakery"], 1, "is no run directory"),
+        (["eval", "bakery", "run.name=one"], 1, "resume it with --resume"),
+    ],
+)
+def test_what_cannot_be_resumed_says_why(folder: Path, words: list[str], status: int, expected: str) -> None:
+    ask(folder, "eval", "bakery", "run.name=one")
+    done = run(folder, *words)
+    assert done.returncode == status
+    assert expected in done.stderr
+
+
+def test_nothing_graded_is_a_failure(folder: Path) -> None:
+    (folder / "empty.jsonl").write_text("")
+    done = run(folder, "eval", "bakery", "--agent", "replay:empty.jsonl", "rollout.redraws=0", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["blame"] == {"infrastructure": 4}
+
+
+def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
+    script = folder / "script.jsonl"
+    call = {"tool_calls": [{"name": "cancel_order", "arguments": {"order_id": "A108"}}]}
+    script.write_text(json.dumps(call) + '\n"Your order has been cancelled."\n')
+    words = ["eval", "bakery", "--agent", "scripted:script.jsonl", "--tasks", "1"]
+    assert ask(folder, *words)["reward"] == 1
+    done = run(folder, "eval", "bakery", "--agent", "human", "run.name=left")
+    assert done.returncode == 130
+    assert "trialogue eval --resume runs/left" in done.stderr
+
+
+def test_the_installed_command_answers() -> None:
+    command = shutil.which("trialogue", path=str(Path(sys.executable).parent)) or ""
+    words = [command] if command else [sys.executable, "-m", "trialogue"]
+    done = subprocess.run(
+        [*words, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    for verb in ("init", "check", "play", "rollout", "eval", "score", "config", "report"):
+        assert f"  {verb} " in done.stdout
