@@ -7,7 +7,7 @@ person, a language model, with tools of its own or without.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from time import perf_counter
 from typing import Any, cast
@@ -15,6 +15,7 @@ from typing import Any, cast
 from trialogue.config import Limits
 from trialogue.errors import Blame
 from trialogue.messages import Message
+from trialogue.talk.model import to_clean
 from trialogue.talk.party import Party
 from trialogue.task import Side, Task
 from trialogue.trajectory import End, Reply, Trajectory, Turn
@@ -30,6 +31,7 @@ class Transcript:
     acting: Blame = "infrastructure"
 
     def add(self, side: Side, reply: Reply, seconds: float) -> Turn:
+        reply = to_clean(reply)
         message = Message(
             role="assistant" if side == "agent" else "user",
             content=reply.content,
@@ -65,6 +67,9 @@ async def converse(
     def close(end: End) -> Trajectory:
         return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
 
+    def is_spent() -> bool:
+        return observations >= limits.observations or failures >= limits.tool_errors
+
     domain = environment.domain
     turns += environment.history
     if not turns and domain.greeting is not None:
@@ -76,9 +81,9 @@ async def converse(
         started = perf_counter()
         reply = await speaker.speak(turns)
         if (limits.first_call_only or domain.first_call_only) and len(reply.tool_calls) > 1:
-            reply = _keep_first_call(reply)
+            reply = replace(reply, tool_calls=reply.tool_calls[:1])
         turn = transcript.add(speaker.side, reply, perf_counter() - started)
-        if turn.finish == "length" and speaker is agent:
+        if speaker is agent and is_too_long(turn, limits):
             return close("too_long")
 
         for call in turn.message.tool_calls:
@@ -92,6 +97,8 @@ async def converse(
             failures = failures + 1 if result.failed else 0
             if result.ends:
                 return close("agent_stop" if speaker is agent else "user_stop")
+            if domain.is_over is None and is_spent():
+                return close("max_turns")
 
         is_over = domain.is_over is not None and domain.is_over(turns)
         if not turn.message.tool_calls and not is_over:
@@ -100,9 +107,7 @@ async def converse(
                 if is_stop(domain, turn.message.content):
                     return close("user_stop")
             speaker = agent if speaker is user else user
-        if domain.is_over is None:
-            is_over = observations >= limits.observations or failures >= limits.tool_errors
-        if is_over:
+        if is_over or (domain.is_over is None and is_spent()):
             return close("max_turns")
 
 
@@ -121,16 +126,14 @@ async def _settle(result: Any) -> ToolResult:
     return await cast("Awaitable[ToolResult]", result) if isawaitable(result) else result
 
 
-def _keep_first_call(reply: Reply) -> Reply:
-    return Reply(
-        reply.content,
-        reply.tool_calls[:1],
-        reply.reasoning,
-        reply.tokens,
-        reply.finish,
-        reply.usage,
-        reply.model,
-    )
+def is_too_long(turn: Turn, limits: Limits) -> bool:
+    """Whether the agent ran out of room: its reply was cut off, or the whole has grown beyond the limit."""
+    if turn.finish == "length":
+        return True
+    return turn.usage is not None and turn.usage.prompt + turn.usage.completion > limits.context_tokens
+
+
+_QUOTES = tuple("\"'`\u2018\u201c\u201e\u00ab<([{")
 
 
 def is_stop(domain: Domain, text: str) -> bool:
@@ -141,6 +144,6 @@ def is_stop(domain: Domain, text: str) -> bool:
     text = text.rstrip()
     for token in domain.stop_tokens:
         before = text.removesuffix(token)
-        if before != text and (not before or before[-1].isspace()):
+        if before != text and not (before[-1:].isalnum() or before[-1:] in _QUOTES):
             return True
     return False

@@ -5,20 +5,39 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from trialogue.config import Speaker
 from trialogue.errors import Blame, ConfigError, ModelError
 from trialogue.messages import ToolCall, to_arguments
+from trialogue.talk.model import clean_arguments
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn, Usage
 from trialogue.world.tools import Tool
+from trialogue.world.values import clean_text
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion
+
+
+LONGEST_WAIT = 60.0
+"""Seconds to wait at most, whatever a server asks for."""
+_OPENING = "(The conversation begins. Write your first message.)"
+
+
+class Problem(Exception):
+    """Why there is no reply yet: whose doing it is, and how long the server asks to wait."""
+
+    def __init__(self, text: str, blame: Blame, wait: float | None = None) -> None:
+        super().__init__(text)
+        self.blame: Blame = blame
+        self.wait = wait
 
 
 @dataclass(slots=True)
@@ -33,7 +52,6 @@ class Ledger:
     price: tuple[float, float] | None = None
 
     def add(self, usage: Usage) -> None:
-        self.calls += usage.calls
         self.prompt += usage.prompt
         self.completion += usage.completion
         self.cached += usage.cached
@@ -59,6 +77,7 @@ class OpenAIModel:
     pause: Callable[[float], Any] = asyncio.sleep
     _client: AsyncOpenAI = field(init=False)
     _room: asyncio.Semaphore | None = None
+    _cap: str = "max_tokens"
 
     def __post_init__(self) -> None:
         self.ledger.price = self.settings.price
@@ -68,11 +87,10 @@ class OpenAIModel:
         return self
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        request: dict[str, Any] = {
-            "model": self.name,
-            "messages": [turn.message.to_openai() for turn in turns],
-            "max_tokens": self.reply_tokens,
-        }
+        messages = [turn.message.to_openai() for turn in turns]
+        if len(messages) == 1:  # many endpoints want something to answer besides the system prompt
+            messages.append({"role": "user", "content": _OPENING})
+        request: dict[str, Any] = {"model": self.name, "messages": messages}
         if tools:
             request["tools"] = [tool.schema for tool in tools]
         if self.settings.temperature is not None:
@@ -87,74 +105,96 @@ class OpenAIModel:
 
         if self._room is None:
             self._room = asyncio.Semaphore(self.settings.concurrency)
-        problem, blame = "", "infrastructure"
+        problem = Problem("", "infrastructure")
         jitter = random.Random(self.seed + self.ledger.calls)
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 self.ledger.retries += 1
-                await self.pause(min(30.0, 0.5 * 2**attempt) * (0.5 + jitter.random()))
+                usual = min(30.0, 0.5 * 2**attempt) * (0.5 + jitter.random())
+                await self.pause(usual if problem.wait is None else min(problem.wait, LONGEST_WAIT))
             try:
-                async with self._room:
-                    answer: ChatCompletion = await self._client.chat.completions.create(**request)
-            except openai.BadRequestError as error:
-                if "context" in str(error).lower() and "length" in str(error).lower():
-                    return Reply(finish="length", model=self.name)
-                raise ModelError(f"{self._who} refused the request: {error}", "infrastructure") from None
-            except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-                raise ModelError(f"{self._who} refused: {error}", "infrastructure") from None
+                async with self._room, asyncio.timeout(self.settings.timeout):
+                    sent: dict[str, Any] = {**request, self._cap: self.reply_tokens}
+                    answer: ChatCompletion = await self._client.chat.completions.create(**sent)
+                self.ledger.calls += 1
+                return self._read(answer)
+            except TimeoutError:
+                problem = Problem(f"no answer within {self.settings.timeout:g} s", "infrastructure")
+            except Problem as found:
+                problem = found
+            except openai.APIStatusError as error:
+                text = self._tell(error)
+                if error.status_code == 400 and "max_completion_tokens" in text and self._cap == "max_tokens":
+                    self._cap = "max_completion_tokens"  # newer models know the limit by this name only
+                elif error.status_code in (400, 413) and _is_overflow(text.lower()):
+                    return self._read_overflow(text)
+                elif not _is_passing(error.status_code):
+                    raise ModelError(f"{self._who} refused the request: {text}", "infrastructure") from None
+                problem = Problem(text, "infrastructure", _read_wait(error.response.headers))
             except openai.APIError as error:
-                problem, blame = f"{type(error).__name__}: {error}", "infrastructure"
-                continue
-            except ValueError as error:  # a body that is no JSON
-                problem, blame = f"unreadable answer: {error}", "infrastructure"
-                continue
-            reply, problem = self._read(answer)
-            if reply is not None:
-                return reply
-            blame = self.side
+                problem = Problem(self._tell(error), "infrastructure")
+            except (ValueError, TypeError, AttributeError) as error:  # a body of another shape
+                problem = Problem(f"an unreadable answer ({self._tell(error)})", "infrastructure")
         tries = f"{self.settings.retries + 1} tries" if self.settings.retries else "1 try"
-        raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", _as_blame(blame))
+        raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", problem.blame)
 
-    def _read(self, answer: ChatCompletion) -> tuple[Reply | None, str]:
-        """The reply in an answer, or what is wrong with it."""
+    def _read(self, completion: ChatCompletion) -> Reply:
+        """The reply in an answer. Raises `Problem` where there is none."""
+        if not getattr(completion, "choices", None):
+            raise Problem("an answer without choices", "infrastructure")
         usage = Usage()
-        if answer.usage is not None:
-            details = answer.usage.prompt_tokens_details
-            cached = (details.cached_tokens or 0) if details is not None else 0
+        if completion.usage is not None:
+            details = completion.usage.prompt_tokens_details
             usage = Usage(
-                prompt=answer.usage.prompt_tokens or 0,
-                completion=answer.usage.completion_tokens or 0,
-                cached=cached,
+                prompt=completion.usage.prompt_tokens or 0,
+                completion=completion.usage.completion_tokens or 0,
+                cached=(details.cached_tokens or 0) if details is not None else 0,
             )
         self.ledger.add(usage)
-        if not answer.choices:
-            return None, "an answer without choices"
-        choice = answer.choices[0]
+        choice = completion.choices[0]
         message: Any = choice.message
         if message is None:
-            return None, "a choice without a message"
+            raise Problem("a choice without a message", "infrastructure")
+        functions = [(call.id, getattr(call, "function", None)) for call in message.tool_calls or ()]
         calls = tuple(
             ToolCall(
-                id=call.id or f"call_{number}",
-                name=call.function.name or "",
-                arguments=to_arguments(call.function.arguments or ""),
+                id=clean_text(identity or f"call_{number}"),
+                name=clean_text(function.name or ""),
+                arguments=clean_arguments(to_arguments(function.arguments or "")),
             )
-            for number, call in enumerate(message.tool_calls or ())
-            if call.type == "function"
+            for number, (identity, function) in enumerate(functions)
+            if function is not None
         )
-        content = message.content or ""
+        content = message.content or getattr(message, "refusal", None) or ""
         cut = choice.finish_reason == "length"
-        if not content.strip() and not calls and not cut:
-            return None, f"an empty message (finish reason {choice.finish_reason})"
-        reasoning = getattr(message, "reasoning", None) or getattr(message, "reasoning_content", None)
+        if not content.strip() and not calls and not (cut and self.side == "agent"):
+            raise Problem(f"an empty message (finish reason {choice.finish_reason})", self.side)
         return Reply(
             content=content,
             tool_calls=calls,
-            reasoning=reasoning,
+            reasoning=getattr(message, "reasoning", None) or getattr(message, "reasoning_content", None),
             finish="length" if cut else "stop",
             usage=usage,
             model=self.name,
-        ), ""
+        )
+
+    def _read_overflow(self, text: str) -> Reply:
+        """The conversation outgrew the endpoint: the agent's own doing, but nothing to blame an agent for
+        where it happens to the user."""
+        if self.side == "agent":
+            return Reply(finish="length", model=self.name)
+        raise ModelError(f"{self._who} has no room for the conversation: {text}", "user")
+
+    def _tell(self, error: Exception) -> str:
+        """What an error says, short and without the key, which servers like to quote."""
+        text = f"{type(error).__name__}: {error}"
+        key = os.environ.get(self.settings.api_key_env)
+        text = text.replace(key, "(key)") if key else text
+        return text if len(text) <= 500 else text[:497] + "..."
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.close()
 
     def _connect(self) -> AsyncOpenAI:
         import openai
@@ -166,6 +206,11 @@ class OpenAIModel:
                 f"openai:{self.name} needs a key: set {self.settings.api_key_env}, or name an endpoint with "
                 f"{self.side}.base_url=URL or OPENAI_BASE_URL"
             )
+        if address and "@" in urlsplit(address).netloc:
+            raise ConfigError(
+                f"{self.side}.base_url holds a password, which would be written to the run directory; "
+                f"put the key into {self.settings.api_key_env}"
+            )
         return openai.AsyncOpenAI(
             api_key=key or "none", base_url=address, timeout=self.settings.timeout, max_retries=0
         )
@@ -175,5 +220,25 @@ class OpenAIModel:
         return f"the {self.side}'s model openai:{self.name}"
 
 
-def _as_blame(text: str) -> Blame:
-    return "infrastructure" if text == "infrastructure" else ("agent" if text == "agent" else "user")
+def _is_passing(status: int) -> bool:
+    """Whether a fault may be gone when the request is sent again."""
+    return status in (408, 409, 425, 429) or status >= 500
+
+
+def _is_overflow(text: str) -> bool:
+    return "context" in text and any(word in text for word in ("length", "window", "exceed", "too long"))
+
+
+def _read_wait(headers: Mapping[str, str]) -> float | None:
+    """How many seconds a server asks to wait (`Retry-After`: seconds or a date)."""
+    text = headers.get("retry-after")
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time())
+    except (ValueError, TypeError):
+        return None

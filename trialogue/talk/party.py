@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trialogue.messages import Message
 from trialogue.talk.model import Model
@@ -12,7 +12,7 @@ from trialogue.trajectory import Reply, Turn
 from trialogue.world.tools import Tool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Party:
     """Agent and user are the same thing here: a model with a system prompt and perhaps tools."""
 
@@ -20,22 +20,40 @@ class Party:
     model: Model
     system: str
     tools: Mapping[str, Tool]
+    _seen: list[Turn] = field(default_factory=lambda: [], init=False, repr=False)
+    _source: Sequence[Turn] = field(default=(), init=False, repr=False)
+    _read: int = field(default=0, init=False, repr=False)
+    """How much of the source is in what was seen: a conversation only grows, so it is turned round once."""
 
     def sees(self, turns: Sequence[Turn]) -> list[Turn]:
         """The conversation from this side: itself as assistant, the other as user, and of the other's
         tool calls and results nothing at all."""
-        seen = [Turn.model_construct(side=self.side, message=Message(role="system", content=self.system))]
-        for turn in turns:
-            message = turn.message
-            if turn.side == self.side:
-                if message.role == "user":
-                    message = message.model_copy(update={"role": "assistant"})
-                    turn = turn.model_copy(update={"message": message})
-                seen.append(turn)
-            elif message.role != "tool" and not message.tool_calls:
-                heard = Message.model_construct(role="user", content=message.content)
-                seen.append(Turn.model_construct(side=turn.side, message=heard))
-        return seen
+        if turns is not self._source or self._read > len(turns) or not self._seen:
+            system = Message(role="system", content=self.system)
+            self._seen = [Turn(side=self.side, message=system)]
+            self._source, self._read = turns, 0
+        for turn in turns[self._read :]:
+            seen = self._see(turn)
+            if seen is not None:
+                self._seen.append(seen)
+        self._read = len(turns)
+        return self._seen.copy()
+
+    def _see(self, turn: Turn) -> Turn | None:
+        message = turn.message
+        if turn.side != self.side:
+            if message.role == "tool" or message.tool_calls:
+                return None
+            return Turn(side=turn.side, message=Message(role="user", content=message.content))
+        if message.role != "user":
+            return turn
+        own = Message(
+            role="assistant",
+            content=message.content,
+            reasoning=message.reasoning,
+            tool_calls=message.tool_calls,
+        )
+        return turn.model_copy(update={"message": own})
 
     async def speak(self, turns: Sequence[Turn]) -> Reply:
         return await self.model.reply(self.sees(turns), list(self.tools.values()))

@@ -12,14 +12,15 @@ from inspect import isawaitable
 from typing import Any, cast
 
 from trialogue.config import Limits
-from trialogue.errors import Blame, DomainError, GradeError, ModelError
+from trialogue.errors import Blame, DomainError, EngineError, GradeError, ModelError
 from trialogue.talk.conversation import Transcript, converse
 from trialogue.talk.model import ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
-from trialogue.trajectory import Group, Reward, Trajectory
+from trialogue.trajectory import End, Group, Reward, Trajectory
 from trialogue.world.domain import Domain, Environment
+from trialogue.world.values import clean_text
 
 Grade = Callable[
     [Task, Trajectory, Environment], Reward | Awaitable[Reward] | Awaitable[Reward | None] | None
@@ -68,7 +69,7 @@ async def rollout(
             trajectories = tuple(trajectory for trajectory, _ in held if trajectory is not None)
             failed = tuple(trajectory for _, failures in held for trajectory in failures)
             done.put_nowait(Group(task=task, trajectories=trajectories, failed=failed))
-        except Exception as error:  # noqa: BLE001 - raised again where groups are taken
+        except BaseException as error:  # noqa: BLE001 - raised again where groups are taken
             done.put_nowait(error)
 
     waiting = iter(tasks)
@@ -119,30 +120,56 @@ async def attempt(
     transcript = Transcript()
     identity = f"{name}{task.id}/{trial}" + (f".{draw}" if draw else "")
     own_seed = derive_seed(seed, name, task.id, trial, draw)
+    end: End = "error"
+    reward: Reward | None = None
+    failure: tuple[str, Blame] | None = None
+    clock = asyncio.timeout(limits.seconds)
     try:
-        transcript.acting = "tool"
-        environment = domain.open(task)
-        transcript.acting = "agent"
-        speaks = Party("agent", agent(task, own_seed), environment.policy, environment.tools)
-        transcript.acting = "user"
-        answers = Party("user", user(task, own_seed), user_prompt(domain, task), environment.user_tools)
-        async with asyncio.timeout(limits.seconds):
+        async with clock:
+            transcript.acting = "tool"
+            environment = domain.open(task)
+            transcript.acting = "agent"
+            speaks = Party("agent", agent(task, own_seed), environment.policy, environment.tools)
+            transcript.acting = "user"
+            answers = Party("user", user(task, own_seed), user_prompt(domain, task), environment.user_tools)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
-        transcript.acting = "judge"
-        reward: Any = grade(task, trajectory, environment) if grade is not None else None
-        if isawaitable(reward):
-            reward = await cast("Awaitable[Reward | None]", reward)
-        update = {"reward": reward}
+            transcript.acting = "judge"
+            if grade is not None:
+                reward = await _settle(grade(task, trajectory, environment))
+            end = trajectory.end
+    except asyncio.CancelledError:
+        if _is_being_cancelled():
+            raise
+        failure = "a part of the conversation was cancelled", "infrastructure"
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
-        trajectory = Trajectory(id=identity, task=task, turns=tuple(transcript.turns), end="error")
         text = f"{type(error).__name__}: {error}"
-        if isinstance(error, TimeoutError) and not str(error):
+        if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
-        update = {"error": text, "blame": find_blame(error, transcript.acting)}
-    meta = {"domain": domain.reference or domain.name}
-    return trajectory.model_copy(
-        update={"id": identity, "trial": trial, "seed": own_seed, "meta": meta, **update}
+        failure = clean_text(text), find_blame(error, transcript.acting)
+    error, blame = failure or (None, None)
+    return Trajectory(
+        id=identity,
+        task=task,
+        trial=trial,
+        seed=own_seed,
+        turns=tuple(transcript.turns),
+        end=end,
+        reward=reward,
+        error=error,
+        blame=blame,
+        meta={"domain": domain.reference or domain.name},
     )
+
+
+async def _settle(reward: Any) -> Reward | None:
+    """Most grades are there at once; a judge's is awaited."""
+    return await cast("Awaitable[Reward | None]", reward) if isawaitable(reward) else reward
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody wants this very task to stop, rather than a part of it having been cancelled."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def find_blame(error: BaseException, acting: Blame) -> Blame:
@@ -153,6 +180,8 @@ def find_blame(error: BaseException, acting: Blame) -> Blame:
         return "tool"
     if isinstance(error, GradeError):
         return "judge"
+    if isinstance(error, EngineError | MemoryError):
+        return "infrastructure"
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         return "infrastructure"
     return acting

@@ -16,6 +16,7 @@ from trialogue.task import Call, Setup, Side, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.database import Change, Database
 from trialogue.world.tools import Tool, ToolResult, shorten, to_text
+from trialogue.world.values import clean_text
 
 STOP = "###STOP###"
 """What a simulated user writes to end the conversation."""
@@ -92,6 +93,8 @@ class Domain:
     """True keeps only the first tool call of a message."""
     is_over: Callable[[Sequence[Turn]], bool] | None = None
     """A benchmark's own caps: asked after each turn and its tool results, in place of the limits' counts."""
+    endless: bool = False
+    """Tasks are generated: another seed gives other tasks, as many as are asked for."""
     reference: str = ""
     """How to find this domain again; the name where empty."""
     notes: dict[str, str] = field(default_factory=lambda: {})
@@ -241,7 +244,7 @@ class Environment:
         tool = tools.get(name)
         if tool is None:
             known = f"the tools are {', '.join(tools)}" if tools else "you have no tools"
-            return ToolResult(f"Error: there is no tool '{shorten(name)}'; {known}", True)
+            return ToolResult(f"Error: there is no tool '{shorten(clean_text(name))}'; {known}", True)
         if isinstance(arguments, str):
             return ToolResult(f"Error: {name}: the arguments are not a JSON object", True)
         database = self._find_database(side)
@@ -251,8 +254,8 @@ class Environment:
                 database, lambda: to_text(tool.run(database, arguments)), tool.writes, f"tool '{name}'"
             )
         except ToolError as error:
-            return ToolResult(f"Error: {error}", True)
-        return ToolResult(text, False, tool.ends)
+            return ToolResult(clean_text(f"Error: {error}"), True)
+        return ToolResult(clean_text(text), False, tool.ends)
 
     def do(self, call: Call) -> Any:
         """Run a set-up call or assertion of a task: any public method of that side's database."""

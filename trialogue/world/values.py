@@ -41,6 +41,15 @@ class Change(NamedTuple):
     after: Any
 
 
+def clean_text(text: str) -> str:
+    """Text that can be written to a file: halves of characters, which no encoding has, are marked."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def copy_value(value: Any) -> Any:
     """A deep copy of JSON-like values and records, many times faster than `copy.deepcopy`."""
     kind = value.__class__
