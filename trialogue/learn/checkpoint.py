@@ -16,9 +16,9 @@ from trialogue.config import Learner, TrainConfig
 from trialogue.errors import RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampling
+from trialogue.talk.model import ModelSource
 from trialogue.talk.render import Renderer
 from trialogue.talk.speech import load_renderer, save_renderer
-from trialogue.talk.model import ModelSource
 
 if TYPE_CHECKING:
     from trialogue.engine.torch_engine import TorchEngine
@@ -45,8 +45,8 @@ class Learned:
 def load_learner(learner: Learner, seed: int) -> Learned:
     """Load what a `Learner` setting names."""
     from trialogue.engine.api import EngineSettings, LoraSettings
-    from trialogue.engine.torch_engine import TorchEngine
     from trialogue.engine.models import find_folder
+    from trialogue.engine.torch_engine import TorchEngine
 
     folder = find_folder(learner.model)
     lora = LoraSettings(r=learner.lora_rank, alpha=learner.lora_alpha) if learner.lora_rank else None

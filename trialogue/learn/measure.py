@@ -43,7 +43,9 @@ def measure(groups: Sequence[Group]) -> dict[str, Any]:
         "reply_tokens": fmean(replies) if replies else 0.0,
         "response_tokens": fmean(sum(len(ids) for ids in sampled(item)) for item in held),
         "cut_off": fmean(item.end == "too_long" for item in held),
-        "unique_4grams": fmean(unique_ngrams([tokens_of(item) for item in group.trajectories]) for group in graded),
+        "unique_4grams": fmean(
+            unique_ngrams([tokens_of(item) for item in group.trajectories]) for group in graded
+        ),
         "unique_replies": fmean(
             len({tuple(tokens_of(item)) for item in group.trajectories}) / len(group.trajectories)
             for group in graded
@@ -79,5 +81,6 @@ def by_family(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Mean reward of each family of tasks."""
     families = sorted({item.task.family for item in trajectories if item.task.family})
     return {
-        family: fmean(item.value for item in trajectories if item.task.family == family) for family in families
+        family: fmean(item.value for item in trajectories if item.task.family == family)
+        for family in families
     }

@@ -48,7 +48,9 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
     state = "failed"
     try:
         examples = await collect(domain, config)
-        rows = [row for item in examples for row in to_example_rows(item, domain, learner.renderer, settings.side)]
+        rows = [
+            row for item in examples for row in to_example_rows(item, domain, learner.renderer, settings.side)
+        ]
         random.Random(derive_seed(config.seed, "split")).shuffle(rows)
         kept_apart = round(len(rows) * settings.validation)
         held_out, rows = rows[:kept_apart], rows[kept_apart:]
@@ -95,7 +97,9 @@ async def collect(domain: Domain, config: SftConfig) -> list[Trajectory]:
             families=config.tasks.families,
         )
         user = find_model(config.user, "user", domain, config.limits, config.seed)
-        groups = rollout(domain, tasks, to_teacher(domain, settings.faults), user, seed=config.seed, grade=grade)
+        groups = rollout(
+            domain, tasks, to_teacher(domain, settings.faults), user, seed=config.seed, grade=grade
+        )
         found = [item async for group in groups for item in group.trajectories]
     good = [item for item in found if item.end != "error"]
     if settings.only_successes:

@@ -59,11 +59,13 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 clock = [perf_counter()]
                 admitted = levels[: level + 1] if config.training.curriculum else levels
                 groups = await hold(step, domain, learner.agent(config, "train"), user, config, admitted)
-                run.add_trajectories(f"step-{step + 1:06d}", [item for group in groups for item in everything(group)])
+                run.add_trajectories(
+                    f"step-{step + 1:06d}", [item for group in groups for item in everything(group)]
+                )
                 clock.append(perf_counter())
 
                 rows = to_step(groups, config)
-                metrics = {"step": step + 1, **measure(groups), "levels": admitted, "rows": len(rows)}
+                metrics: dict[str, Any] = {"step": step + 1, **measure(groups), "levels": admitted}
                 metrics |= await update(learner.engine, rows, step, config, reference)
                 await learner.engine.publish()
                 clock.append(perf_counter())
@@ -253,5 +255,3 @@ async def _evaluate(
     run.add_timings(step, evaluate=perf_counter() - started)
     if watch is not None:
         watch(step, metrics)
-
-

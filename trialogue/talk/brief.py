@@ -6,8 +6,8 @@ so that what has to be copied is the same ids everywhere:
     <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
     <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
 
-`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described, of the
-policy only the title is shown: such a model learns both by doing. Reasoning is not written.
+`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described, and
+of the policy only the title is shown: such a model learns both by doing. Reasoning is not written.
 """
 
 from __future__ import annotations
@@ -18,39 +18,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from trialogue.messages import Message, ToolCall
-from trialogue.talk.templates import COMPACT_TOKENS, TurnRenderer, divide, to_calls, to_json
-from trialogue.talk.vocabulary import Pieces, Vocabulary
+from trialogue.talk.parse import Arguments, Found, cut, is_sound, to_calls
+from trialogue.talk.templates import CompactRenderer
+from trialogue.talk.vocabulary import Pieces
 from trialogue.trajectory import Reply
 from trialogue.world.tools import Tool
 
 _PART = re.compile(r"([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
 
 
-class BriefRenderer(TurnRenderer):
-    """See the module."""
+class BriefRenderer(CompactRenderer):
+    """The compact format's roles with briefer words between them; see the module."""
 
     name = "brief"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__(vocabulary)
-        _, self.end, self._system, self._user, self._assistant, self._tool, self._call = map(
-            vocabulary.get, COMPACT_TOKENS
-        )
-        self.prompt, self.after = [self._assistant], []
-        self.stop_tokens = (self.end, self._system, self._user, self._assistant, self._tool)
 
     def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
         title = next((line.strip("# ") for line in (system or "").splitlines() if line.strip("# ")), "")
         return [self._system, f" {title}"] if title else []
 
     def observe(self, messages: Sequence[Message]) -> Pieces:
-        pieces: Pieces = []
-        for message in messages:
-            if message.role == "tool":
-                pieces += [self._tool, f" {to_brief_result(message.content)}"]
-            else:
-                pieces += [self._user if message.role == "user" else self._system, f" {message.content}"]
-        return pieces
+        texts = [to_brief_result(item.content) if item.role == "tool" else item.content for item in messages]
+        briefer = [
+            message.model_copy(update={"content": f" {text}"})
+            for message, text in zip(messages, texts, strict=True)
+        ]
+        return super().observe(briefer)
 
     def say(self, message: Message) -> Pieces:
         pieces: Pieces = [f" {message.content}"] if message.content or not message.tool_calls else []
@@ -59,9 +51,12 @@ class BriefRenderer(TurnRenderer):
         return pieces
 
     def read(self, pieces: Pieces) -> Reply:
-        content, *calls = divide(pieces, self._call)
-        text = self.vocabulary.to_text(content).removeprefix(" ")
-        return Reply(text, to_calls([from_brief_call(self.vocabulary.to_text(call)) for call in calls]))
+        content, rest = cut(pieces, self._call)
+        calls: list[Found] = []
+        while rest is not None:
+            call, rest = cut(rest, self._call)
+            calls.append(from_brief_call(self.vocabulary.to_text(call)))
+        return Reply(self.vocabulary.to_text(content).removeprefix(" "), to_calls(calls))
 
 
 def to_brief_call(call: ToolCall) -> str:
@@ -71,10 +66,10 @@ def to_brief_call(call: ToolCall) -> str:
     return f"{call.name} {' | '.join(_part(key, value) for key, value in call.arguments.items())}".rstrip(" ")
 
 
-def from_brief_call(text: str) -> tuple[str, dict[str, Any] | str]:
+def from_brief_call(text: str) -> Found:
     """The name and arguments of a brief call; the raw text where they cannot be read."""
     name, _, rest = text.removeprefix(" ").partition(" ")
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
     for part in rest.split(" | ") if rest else ():
         found = _PART.fullmatch(part)
         if found is None:
@@ -89,7 +84,7 @@ def from_brief_call(text: str) -> tuple[str, dict[str, Any] | str]:
                 arguments[key] = json.loads(value)
             except (ValueError, RecursionError):
                 return name, rest
-    return name, arguments
+    return name, arguments if is_sound(arguments) else rest
 
 
 def _part(key: str, value: Any) -> str:
@@ -99,7 +94,7 @@ def _part(key: str, value: Any) -> str:
         texts = cast("list[Any]", value)
         if all(isinstance(text, str) and text and is_plain(text) and ", " not in text for text in texts):
             return f"{key}* {', '.join(texts)}".rstrip(" ")
-    return f"{key}= {to_json(value, compact=True)}"
+    return f"{key}= {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}"
 
 
 def is_plain(text: str) -> bool:

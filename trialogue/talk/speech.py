@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""A model's folder also says how it speaks: the tokenizer, and the name of the renderer in `renderer.json`."""
+"""A model's folder also says how it speaks: the tokenizer, and the renderer's name in `renderer.json`."""
 
 from __future__ import annotations
 
