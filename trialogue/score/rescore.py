@@ -59,9 +59,12 @@ def rescore(path: Path, domain: str | None = None, data: str | None = None) -> l
         reference = domain or str(trajectory.meta.get("domain") or trajectory.task.domain)
         if reference not in domains:
             domains[reference] = find_domain(reference, data)
-        environment = domains[reference].open(trajectory.task)
-        reward, mismatches = regrade(trajectory, environment)
-        settled = reward if reward is None or isinstance(reward, Reward) else asyncio.run(_settle(reward))
+        try:
+            environment = domains[reference].open(trajectory.task)
+            reward, mismatches = regrade(trajectory, environment)
+            settled = reward if reward is None or isinstance(reward, Reward) else asyncio.run(_settle(reward))
+        except Exception as error:  # noqa: BLE001 - one record that cannot be carried out spoils no other
+            settled, mismatches = None, [f"{type(error).__name__}: {error}"]
         rows.append(Rescored(trajectory, settled, mismatches))
     return rows
 

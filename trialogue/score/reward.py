@@ -6,11 +6,12 @@ database is never paid for by running out of turns; a failed conversation gets n
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import re
+from collections.abc import Awaitable, Iterable
 
-from trialogue.errors import GradeError
+from trialogue.errors import GradeError, ToolError
 from trialogue.messages import ToolCall
-from trialogue.task import Task
+from trialogue.task import Assertion, Task
 from trialogue.trajectory import Reward, Trajectory
 from trialogue.world.domain import Environment
 
@@ -32,6 +33,11 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
     parts: dict[str, float] = {}
     why: list[str] = []
     expected = task.expected
+    if not (expected.calls or expected.say or expected.assertions or expected.nothing):
+        raise GradeError(
+            f"task {task.id} expects nothing: give it gold calls, things to say or assertions, or say that "
+            "nothing is to be done with expected.nothing = true"
+        )
     if expected.calls or not expected.assertions:
         gold = reach_gold(environment)
         parts["database"] = float(environment.digest() == gold.digest())
@@ -48,13 +54,9 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
         parts["said"] = float(not missing)
         why += [f"said: the agent never said {text!r}" for text in missing]
     if expected.assertions:
-        failed = [
-            assertion
-            for assertion in expected.assertions
-            if bool(environment.do(assertion)) != assertion.value
-        ]
-        parts["assertions"] = float(not failed)
-        why += [f"assertion: {item.name} {item.arguments} is not {item.value}" for item in failed]
+        broken = find_broken(environment, expected.assertions)
+        parts["assertions"] = float(not broken)
+        why += broken
     if not why:
         why.append("everything as expected")
     value = 1.0
@@ -64,15 +66,29 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
 
 
 def reach_gold(environment: Environment) -> Environment:
-    """A fresh environment of the task with its gold calls carried out."""
-    gold = environment.reopen()
-    for call in environment.task.expected.calls:
-        result = gold.call(call.name, call.arguments, call.side)
-        if result.failed:
-            raise GradeError(
-                f"task {environment.task.id}: the gold call {call.name} was refused: {result.text}"
-            )
-    return gold
+    """The task's environment with its gold calls carried out: once for all its conversations, for looking."""
+    prepared = environment.prepared
+    if prepared.gold is None:
+        gold = environment.reopen()
+        for call in environment.task.expected.calls:
+            result = gold.call(call.name, call.arguments, call.side)
+            if result.failed:
+                raise GradeError(f"task {prepared.task.id}: gold call {call.name} was refused: {result.text}")
+        prepared.gold = gold
+    return prepared.gold
+
+
+def find_broken(environment: Environment, assertions: Iterable[Assertion]) -> list[str]:
+    """Which assertions do not hold. One that is refused an answer does not."""
+    broken: list[str] = []
+    for item in assertions:
+        shown = f"assertion: {item.name} {item.arguments}"
+        try:
+            if bool(environment.do(item)) != item.value:
+                broken.append(f"{shown} is not {item.value}")
+        except ToolError as error:
+            broken.append(f"{shown} has no answer: {error}")
+    return broken
 
 
 def find_unsaid(task: Task, trajectory: Trajectory) -> list[str]:
@@ -85,13 +101,22 @@ def find_unsaid(task: Task, trajectory: Trajectory) -> list[str]:
     missing: list[str] = []
     for item in task.expected.say:
         wordings = (item,) if isinstance(item, str) else item
-        if not any(_plain(wording) in text for wording in wordings for text in texts):
-            missing.append(wordings[0])
+        if not any(is_said(wording, text) for wording in wordings for text in texts):
+            missing.append(" or ".join(wordings))
     return missing
 
 
+def is_said(wording: str, text: str) -> bool:
+    """Whether a plain text holds a wording. A number is not said by a longer one: 5 by neither 15 nor 5.20."""
+    wanted = re.escape(_plain(wording))
+    before = r"(?<!\d)(?<!\d\.)" if wanted[:1].isdigit() else ""
+    after = r"(?!\d)(?!\.\d*[1-9])" if wanted[-1:].isdigit() else ""
+    return re.search(before + wanted + after, text) is not None
+
+
 def _plain(text: str) -> str:
-    return text.lower().replace(",", "").replace("\u2019", "'")
+    """Without what people write differently: case, thousands separators, curled quotes, line breaks."""
+    return " ".join(re.sub(r"(?<=\d),(?=\d{3})", "", text.lower().replace("\u2019", "'")).split())
 
 
 def regrade(
@@ -102,16 +127,17 @@ def regrade(
     Returns the reward and every tool result that came out different from the record.
     """
     mismatches: list[str] = []
-    calls: dict[tuple[str, str | None], ToolCall] = {}
+    if trajectory.end == "error":
+        return None, mismatches
+    waiting: list[ToolCall] = []
     for turn in trajectory.turns:
-        for call in turn.message.tool_calls:
-            calls[turn.side, call.id] = call
+        waiting += turn.message.tool_calls
         if turn.message.role != "tool":
             continue
-        call = calls.get((turn.side, turn.message.tool_call_id))
-        if call is None:
+        call = waiting.pop(0) if waiting else None
+        if call is None or call.id != turn.message.tool_call_id:
             raise GradeError(f"conversation {trajectory.id}: a tool result without its call")
         result = environment.call(call.name, call.arguments, turn.side)
-        if result.text != turn.message.content:
+        if (result.text, result.failed) != (turn.message.content, turn.failed):
             mismatches.append(f"{call.name}: recorded {turn.message.content!r}, now {result.text!r}")
     return grade(trajectory.task, trajectory, environment), mismatches

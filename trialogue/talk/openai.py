@@ -114,8 +114,7 @@ class OpenAIModel:
                 await self.pause(usual if problem.wait is None else min(problem.wait, LONGEST_WAIT))
             try:
                 async with self._room, asyncio.timeout(self.settings.timeout):
-                    sent: dict[str, Any] = {**request, self._cap: self.reply_tokens}
-                    answer: ChatCompletion = await self._client.chat.completions.create(**sent)
+                    answer = await self._send({**request, self._cap: self.reply_tokens})
                 self.ledger.calls += 1
                 return self._read(answer)
             except TimeoutError:
@@ -137,6 +136,10 @@ class OpenAIModel:
                 problem = Problem(f"an unreadable answer ({self._tell(error)})", "infrastructure")
         tries = f"{self.settings.retries + 1} tries" if self.settings.retries else "1 try"
         raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", problem.blame)
+
+    async def _send(self, request: dict[str, Any]) -> ChatCompletion:
+        answer: ChatCompletion = await self._client.chat.completions.create(**request)
+        return answer
 
     def _read(self, completion: ChatCompletion) -> Reply:
         """The reply in an answer. Raises `Problem` where there is none."""

@@ -86,14 +86,17 @@ class Replay:
         self._replies: dict[str, Reply] = {}
         try:
             text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot read the recording {path}: {error.strerror}") from None
-        for number, line in enumerate(text.splitlines(), 1):
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the recording {path}: {error}") from None
+        lines = text.split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 data = json.loads(line)
                 self._replies[data["key"]] = from_data(data)
             except (ValueError, KeyError, TypeError) as error:
-                if number == text.count("\n") + 1:
+                if number == len(lines):
                     break  # the last line was cut off while it was written
                 raise ConfigError(f"{path}, line {number}: not a recorded reply ({error})") from None
 

@@ -39,9 +39,9 @@ def read_script(path: Path) -> list[Reply]:
     lines: list[Reply] = []
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the script {path}: {error.strerror}") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the script {path}: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

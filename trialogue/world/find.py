@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from trialogue.errors import ConfigError, DomainError
+from trialogue.errors import ConfigError, DomainError, TrialogueError
 from trialogue.world.domain import Domain
 
 GROUP = "trialogue.domains"
@@ -31,17 +33,35 @@ def find_domain(reference: str, data: str | None = None) -> Domain:
     name, _, rest = reference.partition(":")
     announced = {point.name: point for point in entry_points(group=GROUP)}
     if name in announced:
-        found: Any = announced[name].load()
-        if isinstance(found, Domain):
-            return found
-        make = cast("Callable[..., Any]", found)
-        return _checked(make(rest, data=data) if rest or data else make(), reference)
+        return _from_entry_point(announced[name], rest, data, reference)
     if rest:
         return _from_module(name, rest, reference)
+    if path.suffix == ".py" or "/" in reference:
+        raise ConfigError(f"no domain '{reference}': there is no such file or folder")
     known = ", ".join(sorted({"shop", *announced}))
     raise ConfigError(
         f"no domain '{reference}': it is none of {known}, no path to a folder or .py file, and no module:name"
     )
+
+
+def _from_entry_point(point: EntryPoint, rest: str, data: str | None, reference: str) -> Domain:
+    with _telling(f"'{reference}' (entry point {point.value})"):
+        found: Any = point.load()
+        if not isinstance(found, Domain) and callable(found):
+            make = cast("Callable[..., Any]", found)
+            found = make(rest, data=data) if rest or data else make()
+    return _checked(found, reference)
+
+
+@contextmanager
+def _telling(where: str) -> Generator[None]:
+    """Code of a domain that breaks while it is loaded is its author's to mend."""
+    try:
+        yield
+    except TrialogueError:
+        raise
+    except Exception as error:
+        raise DomainError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _from_path(path: Path) -> Domain:
@@ -62,14 +82,12 @@ def _from_path(path: Path) -> Domain:
         module = importlib.util.module_from_spec(specification)
         sys.modules[name] = module
         try:
-            specification.loader.exec_module(module)
-        except DomainError:
+            with _telling(str(file)):
+                specification.loader.exec_module(module)
+        except BaseException:
             sys.modules.pop(name, None)
             raise
-        except Exception as error:
-            sys.modules.pop(name, None)
-            raise DomainError(f"{file}: {type(error).__name__}: {error}") from error
-    return _the_domain(module, str(file))
+    return _checked(_the_domain(module, str(file)), str(path.resolve()))
 
 
 def _the_domain(module: ModuleType, where: str) -> Domain:
@@ -88,18 +106,27 @@ def _from_module(module: str, name: str, reference: str) -> Domain:
     here = str(Path.cwd())
     if here not in sys.path:  # like uvicorn's module:app
         sys.path.insert(0, here)
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"no domain '{reference}': '{module}' is no name of a module")
     try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"no domain '{reference}': cannot import {module}: {error}") from None
+        with _telling(f"module {module}"):
+            found: Any = importlib.import_module(module)
+    except DomainError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise ConfigError(f"no domain '{reference}': cannot import {module}: {error.__cause__}") from None
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"no domain '{reference}': {module} has no '{name}'")
         found = getattr(found, part)
-    return _checked(found() if callable(found) and not isinstance(found, Domain) else found, reference)
+    if callable(found) and not isinstance(found, Domain):
+        with _telling(f"'{reference}'"):
+            found = found()
+    return _checked(found, reference)
 
 
 def _checked(found: Any, reference: str) -> Domain:
+    """The domain, with how it was found: a recorded conversation leads back to it by that."""
     if not isinstance(found, Domain):
         raise ConfigError(f"'{reference}' is {type(found).__name__}, not a Domain")
-    return found
+    return found if found.reference else replace(found, reference=reference)
