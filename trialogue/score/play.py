@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import iscoroutine
 from typing import Any
 
 from trialogue.config import EvalConfig
@@ -77,5 +78,7 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     )
     person.show(Party(person.side, person, "", {}).sees(trajectory.turns))
     environment = domain.open(task)
-    regrade(trajectory, environment)
+    again, _ = regrade(trajectory, environment)
+    if iscoroutine(again):  # a judge has spoken already; here only what was changed is of interest
+        again.close()
     return Played(trajectory, environment.difference())
