@@ -80,6 +80,8 @@ class Phrases(Frozen):
     unknown: Texts = ("I don't remember that, sorry.", "Sorry, I don't know that.")
     next: Texts = ("One more thing. {wish}", "Thanks. {wish}")
     change: Texts = ("Wait, I've changed my mind. {wish}",)
+    accept: Texts = ("All right.", "That's a pity.")
+    """Words after a refusal, before going on."""
     nudge: Texts = ("As I said: {wish}", "I'm still waiting. {wish}")
     stop: Texts = ("Thank you, that's all.", "Great, thanks. Bye.")
     give_up: Texts = ("This is going nowhere, I'll try again another time. Goodbye.",)
@@ -102,8 +104,9 @@ def _rule(*patterns: str) -> re.Pattern[str]:
 
 # How an agent's sentences are understood. They are written for the free language of a model.
 ASKS = _rule(
-    r"\?",
-    r"\b(?:please|need|require|provide|share|give me|tell me|let me know|confirm|what is|what's|which)\b",
+    r"\?|^\W*(?:what|which)\b|\bplease (?!note|be |hold|wait|bear)",
+    r"\b(?:i|we)(?:'ll| will)? (?:also |just )?need\b",
+    r"\b(?:require|provide|share|give me|tell me|let me know|confirm)\b",
 )
 PROPOSES = _rule(
     r"\b(?:shall|should|may|can|could) i (?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist))",
@@ -124,7 +127,7 @@ REFUSES = _rule(
     r"\b(?:must|have to) (?:decline|refuse)|\bagainst (?:our|the) (?:policy|rules)",
     r"\bno longer (?:possible|eligible)|\bonly\b.*\b(?:can|may) be\b",
 )
-EXCUSED = _rule(r"\b(?:without|until|unless|before i|find|locate|verify|identify)\b")
+EXCUSED = _rule(r"\b(?:without|until|unless|before i|find|locate|verify|identify|undone?|revers\w+|once)\b")
 REPORTS = _rule(
     r"\b(?:has|have) (?:now |just |already |successfully )*been\b|\b(?:is|are) now\b|\ball set\b",
     r"\bdone\b|\bcompleted?\b|\bsuccessful|\btransferring\b|\b(?:is|are|was|were) \w+ed\b",
@@ -187,9 +190,11 @@ class AgendaUser:
                 proposals.append(sentence)
         refused = any(REFUSES.search(sentence) and not EXCUSED.search(sentence) for sentence in sentences)
         if refused and self.told.issuperset(wanted):
-            return self._move_on()
-        if self.wish.answer is not None and re.search(self.wish.answer, text.replace(",", ""), re.IGNORECASE):
-            return self._move_on()
+            return self._move_on("accept")
+        if self.wish.answer is not None:
+            told = " ".join(sentence for sentence in sentences if sentence not in asking)
+            if re.search(self.wish.answer, told.replace(",", ""), re.IGNORECASE):
+                return self._move_on()
         if wanted:
             return self._tell(wanted, proposals)
         if proposals:
@@ -224,14 +229,15 @@ class AgendaUser:
         repeated, self.agreed = self.agreed, True
         return self._bear(self._put("yes")) if repeated else self._put("yes")
 
-    def _move_on(self) -> str:
-        """The present wish is settled, one way or the other."""
+    def _move_on(self, act: str = "") -> str:
+        """The present wish is settled, one way or the other; an act may come first."""
         if self.wish.instead is not None:
             return self._change()
+        first = self._put(act) if act else ""
         if self.following:
             self._take_up(self.following.pop(0))
-            return self._put("next")
-        return f"{self._put('stop')} {STOP}"
+            return f"{first} {self._put('next')}".strip()
+        return f"{first} {self._put('stop')} {STOP}".strip()
 
     def _change(self) -> str:
         assert self.wish.instead is not None

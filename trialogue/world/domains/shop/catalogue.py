@@ -94,14 +94,17 @@ class Draw:
                 return text
 
     def product(self, kind: str | None = None) -> dict[str, Any]:
-        """A product of this split, new in this draw; of a kind, where one is named."""
-        while True:
+        """A product of this split, new in this draw; of a kind, where one is named and any is left."""
+        fresh: list[str] = []
+        while not fresh:
             chosen = self.random.randrange(len(KINDS)) if kind is None else KINDS.index(kind)
-            colour = self.random.choice(partners(self.split, chosen, len(COLOURS), True))
-            name = f"{COLOURS[colour]} {KINDS[chosen]}"
-            if name not in self.used:
-                self.used.add(name)
-                return products()[name]
+            colours = partners(self.split, chosen, len(COLOURS), True)
+            names = [f"{COLOURS[colour]} {KINDS[chosen]}" for colour in colours]
+            fresh = [name for name in names if name not in self.used]
+            kind = None
+        name = self.random.choice(fresh)
+        self.used.add(name)
+        return products()[name]
 
     def customer(self) -> dict[str, Any]:
         while True:
@@ -131,6 +134,7 @@ class Draw:
             cents = sum(round(product["price"] * 100) for product in chosen)
             if cents % 10:  # 91.94 is written like that by everyone; 91.9 is not
                 break
+            self.used.difference_update(product["name"] for product in chosen)
         if days is None and status in ("delivered", "returned"):
             days = self.random.randrange(2, 29)
         order = {

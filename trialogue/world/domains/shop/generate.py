@@ -129,7 +129,8 @@ class Case:
     calls: list[Call] = field(default_factory=lambda: [])
     say: list[Say] = field(default_factory=lambda: [])
     order: dict[str, Any] | None = None
-    forgot: bool = False
+    forgot: str = ""
+    """What the customer does not remember."""
 
 
 class Scene:
@@ -213,7 +214,7 @@ class Scene:
                     self.out_of_stock.append(new["item_id"])
                 arguments |= {"item_ids": [item["item_id"]], "new_item_ids": [new["item_id"]]}
                 facts["new_item"] = fact("new_item", new["name"])
-                facts["new_item"]["form"] = rf"\b\w+ {item['name'].split()[1]}\b"
+                facts["new_item"]["form"] = rf"\b\w+ {new['name'].split()[1]}\b"
                 if after is not None and "new_item" in after.wish["facts"]:
                     says = self.words.wish("again_item", product=new["name"])
                 verb = "exchange" if kind == "exchange" else "replace"
@@ -224,12 +225,13 @@ class Scene:
             wording = "refund_elsewhere" if obstacle == "elsewhere" else kind
             says = self.words.wish(wording, order=spoken, item=thing)
         wish = {"says": says, "facts": facts, "done": DONE[kind]}
+        missing = f"the number of {known}" if forgot else ""
         if obstacle:
             say: list[Say] = [REFUSALS, REASONS.get(obstacle, obstacle)]
-            return Case(wish, goal, [], say, order, forgot)
+            return Case(wish, goal, [], say, order, missing)
         tool = {"cancel": "cancel_order", "refund": "refund_to_gift_card"}.get(kind, kind)
         tool = f"{tool}_items" if tool in ("return", "exchange") else tool
-        return Case(wish, goal, [Call(name=tool, arguments=arguments)], [], order, forgot)
+        return Case(wish, goal, [Call(name=tool, arguments=arguments)], [], order, missing)
 
     def _find_order(self, kind: str, obstacle: str, single: bool) -> dict[str, Any]:
         if obstacle in ("pending", "shipped", "delivered"):
@@ -251,7 +253,7 @@ class Scene:
         final = self.request(then, forgot=forgot, after=case)
         final.wish["facts"]["order_id"] = case.wish["facts"]["order_id"]
         goal = f"{case.goal} But when the agent asks you to confirm, change your mind: {final.goal}"
-        return Case({**case.wish, "instead": final.wish}, goal, final.calls, [], case.order, forgot)
+        return Case({**case.wish, "instead": final.wish}, goal, final.calls, [], case.order, case.forgot)
 
     def question(self, forgot: bool = False) -> Case:
         kind = self.random.choice(QUESTIONS)
@@ -275,7 +277,7 @@ class Scene:
         }
         value = f"{order['total']:.2f}" if kind == "total" else str(order[kind])
         goal = f"You want to know the {kind.replace('_', ' ')} of {known}."
-        return Case(wish, goal, [], [value], order, forgot)
+        return Case(wish, goal, [], [value], order, f"the number of {known}" if forgot else "")
 
     def transfer(self) -> Case:
         topic: str = self.random.choice(get_args(Topic))
@@ -347,7 +349,7 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
     persona = "forgetful" if family == "forgetful" else random.choice(list(PERSONAS))
     scene = Scene(random, split, level, persona)
     cases = scene.cases(family)
-    for _ in range(random.randrange(2) if level == 1 or len(cases) > 2 else random.randrange(1, 3)):
+    for _ in range(max(0, random.randrange(1, 3) - len(cases) + (level > 1))):  # orders it is not about
         scene.order(("pending", "shipped", "delivered", "cancelled"))
     for customer in scene.customers:
         random.shuffle(customer["order_ids"])
@@ -366,7 +368,7 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
         "phrases": scene.words.phrases(),
     }
     knows = [f"your name is {customer['name']}", f"your postcode is {customer['postcode']}"]
-    forgot = ["the number of the order"] if any(case.forgot for case in cases) else []
+    forgot = [case.forgot for case in cases if case.forgot]
     if forgets_email:
         forgot.append("the e-mail you signed up with")
     else:

@@ -85,7 +85,8 @@ class Oracle:
         self.random = Random(f"oracle/{seed}")
         self.faults = faults
         self.customer: Data = {}
-        self.order_id = ""
+        self.order: Data = {}
+        """The one last looked at: "that order"."""
         self._steps: Steps[None] | None = None
         self._replies: list[Reply] = []
 
@@ -199,8 +200,9 @@ class Oracle:
 
     def _find_order(self, request: Request, blind: bool) -> Steps[None]:
         """Find the order by its number, or by a product among the customer's orders."""
-        if "that order" in request.text and self.order_id:
-            request.text += f" {self.order_id}"
+        if "that order" in request.text and self.order:
+            request.order = self.order
+            return
         if not ORDER.search(request.text):
             request.text += "\n" + (yield from self._say("What is the order number?"))
         number = ORDER.search(request.text)
@@ -225,7 +227,7 @@ class Oracle:
                 f"Sorry, I do not find order {candidates[0]}. What is the order number?"
             )
             yield from self._find_order(request, blind)
-        self.order_id = request.order["order_id"]
+        self.order = request.order
 
     def _gather(self, request: Request, careless: bool) -> Steps[Data]:
         """The arguments of the write: from what was said, from the order, or by asking."""
