@@ -113,7 +113,7 @@ class Shelf(Database):
             "where": self.find_where(owner, status),
             "one": [order.owner for order in self.find_where(owner, None)],
             "find": [order.owner for order in self.find_rich()],
-            "labels": [label for label in self.labels.values()],
+            "labels": list(self.labels.values()),
             "known": owner in self.labels,
             "hour": self.clock.hour,
         }
@@ -442,9 +442,9 @@ def test_odd_text_is_only_text() -> None:
 
 def test_records_that_are_not_there() -> None:
     database = Plain.load(PLAIN).fork()
-    with pytest.raises(RecordNotFound, match="^things has no 'z'$"):
+    with pytest.raises(RecordNotFound, match=r"^things has no 'z'$"):
         _ = database.things["z"]
-    with pytest.raises(RecordNotFound, match="things has no 'z+...'"):
+    with pytest.raises(RecordNotFound, match=r"things has no 'z+...'"):
         del database.things["z" * 10_000_000]
     assert database.things.get("z") is None
     assert database.difference() == []
@@ -493,7 +493,7 @@ def test_set_up_data_replaces_fields_and_adds_records() -> None:
 
 
 def test_mistakes_in_a_database_class_are_told() -> None:
-    with pytest.raises(DomainError, match="Broken.update: every Database has a 'update'"):
+    with pytest.raises(DomainError, match=r"Broken.update: every Database has a 'update'"):
         type("Broken", (Database,), {"__annotations__": {"update": int}})
     with pytest.raises(DomainError, match=r"Broken.things: a table is written Table\[YourRecord\]"):
         type("Broken", (Database,), {"__annotations__": {"things": Table}})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from trialogue.config import Speaker
@@ -138,8 +138,8 @@ class OpenAIModel:
         raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", problem.blame)
 
     async def _send(self, request: dict[str, Any]) -> ChatCompletion:
-        answer: ChatCompletion = await self._client.chat.completions.create(**request)
-        return answer
+        create = cast("Callable[..., Awaitable[ChatCompletion]]", self._client.chat.completions.create)
+        return await create(**request)
 
     def _read(self, completion: ChatCompletion) -> Reply:
         """The reply in an answer. Raises `Problem` where there is none."""

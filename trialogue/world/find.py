@@ -28,7 +28,7 @@ def find_domain(reference: str, data: str | None = None) -> Domain:
 
         return domain
     path = Path(reference).expanduser()
-    if path.exists() and (path.is_dir() or path.suffix == ".py"):
+    if reference and path.exists() and (path.is_dir() or path.suffix == ".py"):
         return _from_path(path)
     name, _, rest = reference.partition(":")
     announced = {point.name: point for point in entry_points(group=GROUP)}

@@ -130,7 +130,7 @@ def _find_hints(where: str, method: Callable[..., Any]) -> dict[str, Any]:
     except NameError as error:
         raise DomainError(f"{where}: {error}; a type hint must be known at the top of the module") from None
     parameters = list(inspect.signature(method).parameters.values())
-    if not parameters or parameters.pop(0).kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+    if not parameters or parameters.pop(0).kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise DomainError(f"{where}: a tool is a method and takes `self` first")
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
