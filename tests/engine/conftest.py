@@ -22,6 +22,7 @@ from trialogue.engine import EngineSettings, Row, SamplingParams
 from trialogue.engine.torch_engine import TorchEngine
 
 VOCABULARY = 300
+torch.set_num_threads(1)  # models this small only lose by waiting for a second core
 KINDS = ("llama", "qwen3", "lfm2")
 
 

@@ -48,7 +48,7 @@ def mamba() -> MambaForCausalLM:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (mamba, "state"),
+        (mamba, "linear_attention"),
         (lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)), "sliding"),
         (lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16)), "sliding"),
         (lambda: GptOssForCausalLM(GptOssConfig(**SIZES, head_dim=8, num_local_experts=4)), "sliding"),
@@ -56,7 +56,7 @@ def mamba() -> MambaForCausalLM:
             lambda: GptOssForCausalLM(
                 GptOssConfig(**SIZES, head_dim=8, num_local_experts=4, layer_types=["full_attention"] * 2)
             ),
-            "",
+            "s_aux",
         ),
         (lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)), "differ"),
     ],

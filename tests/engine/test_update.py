@@ -213,15 +213,15 @@ def test_both_ways_to_attend_agree(heads, causal):
     torch.manual_seed(0)
     query, grad = torch.randn(2, 2 * heads, 9, 8), torch.randn(2, 2 * heads, 9, 8)
     key, value = torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
-    output, sums = attend_block(query, key, value, 0.3, causal=causal)
-    plain = attend_block_plainly(query, key, value, 0.3, causal=causal)
+    output, sums = attend_block(query, key, value, scaling=0.3, causal=causal)
+    plain = attend_block_plainly(query, key, value, scaling=0.3, causal=causal)
     assert torch.allclose(output, plain[0], atol=1e-5)
     assert torch.allclose(sums, plain[1], atol=1e-5)
     # output and sums may be those over more keys than these
-    arguments = (grad, query, key, value, output + 0.1, sums + 0.5, 0.3)
+    arguments = (grad, query, key, value, output + 0.1, sums + 0.5)
     for one, other in zip(
-        backpropagate_block(*arguments, causal=causal),
-        backpropagate_block_plainly(*arguments, causal=causal),
+        backpropagate_block(*arguments, scaling=0.3, causal=causal),
+        backpropagate_block_plainly(*arguments, scaling=0.3, causal=causal),
         strict=True,
     ):
         assert torch.allclose(one, other, atol=1e-5)

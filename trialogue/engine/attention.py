@@ -9,7 +9,7 @@ sampler's plan reads and writes kept caches, the update's plan follows a prefix 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -65,7 +65,7 @@ class Wiring:
             raise EngineError(
                 f"{type(model).__name__} cannot take another attention: {error}. {SUPPORTED}"
             ) from error
-        self.decoder = cast(nn.Module, model.base_model)
+        self.decoder = model.base_model
         head = model.get_output_embeddings()
         if head is None:
             raise EngineError(f"{type(model).__name__} has no output embeddings. {SUPPORTED}")
@@ -82,7 +82,7 @@ class Wiring:
         self.shapes = self.probe()
 
     @contextmanager
-    def using(self, plan: Plan) -> Iterator[None]:
+    def using(self, plan: Plan) -> Generator[None]:
         self.plan = plan
         try:
             yield
@@ -140,14 +140,16 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raise for models that keep state or shape attention in ways no plan honours."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "conv"}
+    layers = getattr(config, "layer_types", None) or ()
+    kinds = set(layers) - {"full_attention", "conv"}
     if kinds:
         raise EngineError(f"{name} has layers of kind {', '.join(sorted(kinds))}. {SUPPORTED}")
     if getattr(model, "_is_stateful", False):
         raise EngineError(f"{name} keeps recurrent state. {SUPPORTED}")
     if getattr(config, "is_encoder_decoder", False):
         raise EngineError(f"{name} is an encoder-decoder. {SUPPORTED}")
-    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if windowed and not layers:
         raise EngineError(f"{name} uses a sliding window of {config.sliding_window} tokens. {SUPPORTED}")
     for setting in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, setting, None) is not None:
@@ -170,10 +172,10 @@ def planned_attention(
     wiring = cast("Wiring | None", getattr(module, "wiring", None))
     if wiring is None or wiring.plan is None:
         raise EngineError("this model belongs to a TorchEngine: call the engine, not the model")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     # Under autocast rotary embeddings leave queries and keys in float32 while values are half precision.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    output = wiring.plan.attend(cast(Any, module).layer_idx, query[0], key[0], value[0], scaling)
+    output = wiring.plan.attend(cast(Any, module).layer_idx, query[0], key[0], value[0], factor)
     return output[None], None
 
 

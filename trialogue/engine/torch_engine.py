@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trialogue.engine.api import (
@@ -76,9 +76,7 @@ class TorchEngine:
             model, adapter = load_model(source, settings)
         else:
             model, adapter = source if isinstance(source, PreTrainedModel) else source(), None
-        model = cast(
-            PreTrainedModel, model.to(self.device)
-        ).eval()  # no dropout: ratios compare like with like
+        cast(nn.Module, model).to(self.device).eval()  # no dropout: ratios compare like with like
         if settings.lora is not None and adapter is None:
             adapter = add_adapter(model, settings.lora)
         self.model, self.adapter = model, adapter
@@ -183,37 +181,38 @@ class TorchEngine:
 
     async def _drive(self) -> None:
         """Step after step while requests are open."""
-        try:
-            while True:
-                for _ in range(TURNS_BETWEEN_STEPS):
-                    await asyncio.sleep(0)
-                if not self._open and not self._over:
-                    return
-                arrived, over = self._arrived, self._over
-                self._arrived, self._over = [], []
-                for request in await self._run(self._step, arrived, over):
-                    future = self._open.get(request)
-                    if future is None or future.done():
-                        continue
-                    if request.completion is not None:
-                        future.set_result(request.completion)
-                    else:
-                        future.set_exception(
-                            request.error or EngineError("the request ended without a completion")
-                        )
-        except Exception as error:  # noqa: BLE001 - whatever it is, everybody who waits must hear of it
-            for future in self._open.values():
-                if not future.done():
-                    future.set_exception(EngineError(f"sampling failed: {error!r}"))
-            self._open.clear()
-            await self._run(self.sampler.reset)
+        while True:
+            for _ in range(TURNS_BETWEEN_STEPS):
+                await asyncio.sleep(0)
+            if not self._open and not self._over:
+                return
+            arrived, over = self._arrived, self._over
+            self._arrived, self._over = [], []
+            try:
+                ended = await self._run(self._step, arrived, over)
+            except Exception as error:  # noqa: BLE001 - whatever it is, everybody who waits must hear of it
+                ended = [request for request in self._open if request not in self._arrived]
+                for request in ended:
+                    request.error = EngineError(f"sampling failed: {error!r}")
+            for request in ended:
+                future = self._open.pop(request, None)
+                if future is None or future.done():
+                    continue
+                if request.completion is not None:
+                    future.set_result(request.completion)
+                else:
+                    future.set_exception(request.error or EngineError("the request ended without a result"))
 
     def _step(self, arrived: Sequence[Request], over: Sequence[str]) -> list[Request]:
         for session in over:
             self.sampler.end_session(session)
         for request in arrived:
             self.sampler.submit(request)
-        return self.sampler.step()
+        try:
+            return self.sampler.step()
+        except BaseException:
+            self.sampler.reset()  # requests and caches may be half done
+            raise
 
     async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -318,11 +317,11 @@ def wire(model: PreTrainedModel) -> Wiring:
     """Hook the model up, and make sure that it says the same as before: whatever an architecture does that a
     plan does not know of would show here."""
     refuse_unsupported(model)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    embeddings = cast(Tensor, model.get_input_embeddings().weight)
+    vocabulary, device = embeddings.shape[0], embeddings.device
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randint(vocabulary, (length,), generator=generator).tolist() for length in (12, 7))
     rows = [first, first[:5] + second]
-    device = model.get_input_embeddings().weight.device
     expected = [model(torch.tensor([row], device=device), use_cache=False).logits[0] for row in rows]
     wiring = Wiring(model)
     plan = TreePlan(grow_tree(rows, shortest=4), device)

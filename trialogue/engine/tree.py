@@ -157,14 +157,14 @@ class TreeAttention(torch.autograd.Function):
         sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         for block in plan.blocks:
             part, part_sum = attend_block(
-                *(_batched(tensor, block) for tensor in (query, key, value)), scaling, causal=True
+                *(_batched(tensor, block) for tensor in (query, key, value)), scaling=scaling, causal=True
             )
             output.index_copy_(0, block.packed, _flat(part, block))
             sums.index_copy_(0, block.packed, _flat(part_sum, block))
         for node in plan.inner:
             own, below = slice(node.start, node.stop), slice(node.stop, node.below)
             part, part_sum = attend_block(
-                _single(query[below]), _single(key[own]), _single(value[own]), scaling, causal=False
+                _single(query[below]), _single(key[own]), _single(value[own]), scaling=scaling, causal=False
             )
             part, part_sum = part[0].transpose(0, 1), part_sum[0].transpose(0, 1)
             output[below], sums[below] = merge_parts(part, part_sum, output[below], sums[below])
@@ -187,7 +187,9 @@ class TreeAttention(torch.autograd.Function):
                 absent = absent.index_fill_(0, block.real, False).view(block.rows, 1, block.count)
                 batch[0] = batch[0].masked_fill(absent[..., None], 0)
                 batch[5] = batch[5].masked_fill(absent, torch.inf)
-            for total, part in zip(grads, backpropagate_block(*batch, scaling, causal=True), strict=True):
+            for total, part in zip(
+                grads, backpropagate_block(*batch, scaling=scaling, causal=True), strict=True
+            ):
                 total.index_copy_(0, block.packed, _flat(part, block))
         for node in plan.inner:
             own, below = slice(node.start, node.stop), slice(node.stop, node.below)
@@ -198,7 +200,7 @@ class TreeAttention(torch.autograd.Function):
                 _single(value[own]),
                 _single(output[below]),
                 _single(sums[below]),
-                scaling,
+                scaling=scaling,
                 causal=False,
             )
             for total, part, place in zip(grads, parts, (below, own, own), strict=True):
@@ -225,14 +227,14 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def attend_block(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Attention of query [B, H, Q, D] on key, value [B, KV, T, D], with its log-sums [B, H, Q]."""
     if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, scale=scaling
         )
-    return attend_block_plainly(query, key, value, scaling, causal=causal)
+    return attend_block_plainly(query, key, value, scaling=scaling, causal=causal)
 
 
 def backpropagate_block(
@@ -242,8 +244,8 @@ def backpropagate_block(
     value: Tensor,
     output: Tensor,
     sums: Tensor,
-    scaling: float,
     *,
+    scaling: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value through one block; output and sums are those over all blocks."""
@@ -251,7 +253,7 @@ def backpropagate_block(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, query, key, value, output, sums, 0.0, causal, scale=scaling
         )
-    return backpropagate_block_plainly(grad, query, key, value, output, sums, scaling, causal=causal)
+    return backpropagate_block_plainly(grad, query, key, value, output, sums, scaling=scaling, causal=causal)
 
 
 def _scores(query: Tensor, key: Tensor, scaling: float, causal: bool) -> Tensor:
@@ -265,7 +267,7 @@ def _scores(query: Tensor, key: Tensor, scaling: float, causal: bool) -> Tensor:
 
 
 def attend_block_plainly(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The same by matrix products, for devices without a kernel that returns and takes log-sums."""
     scores = _scores(query, key, scaling, causal)
@@ -281,8 +283,8 @@ def backpropagate_block_plainly(
     value: Tensor,
     output: Tensor,
     sums: Tensor,
-    scaling: float,
     *,
+    scaling: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads = key.shape[1]

@@ -8,7 +8,7 @@ tree are computed together, and logits only where they are needed, a bounded chu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -221,7 +221,7 @@ class Update:
         return Outputs(results, metrics)
 
     @contextmanager
-    def _recomputing(self) -> Iterator[None]:
+    def _recomputing(self) -> Generator[None]:
         """transformers recomputes only layers in training mode; their parts stay in evaluation mode."""
         for layer in self.recomputed:
             layer.training = True
