@@ -1,0 +1,60 @@
+"""The judge of TAU2's statements in natural language: one question with all of them, answered in JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+from trialogue.errors import GradeError
+from trialogue.messages import Message
+from trialogue.task import Task
+from trialogue.trajectory import Reply, Turn
+
+QUESTION = """\
+You grade one conversation between a service agent and a customer against a list of expected outcomes.
+Decide for each outcome alone whether the agent has fulfilled it.
+
+Answer with a JSON object and nothing else:
+{"results": [{"expectedOutcome": "the outcome", "reasoning": "why", "metExpectation": true or false}, ...]}
+"""
+
+
+async def ask_judge(
+    source: Any, task: Task, turns: Sequence[Turn], statements: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Whether each statement holds. Whatever the judge does wrong is a `GradeError`, never a grade."""
+    told = "\n".join(f"{turn.message.role}: {turn.message.content or None}" for turn in turns)
+    question = (
+        f"Conversation:\n{told}\n\nExpected outcomes:\n{json.dumps(list(statements), ensure_ascii=False)}"
+    )
+    asked = [
+        Turn(side="agent", message=Message(role="system", content=QUESTION)),
+        Turn(side="user", message=Message(role="user", content=question)),
+    ]
+    try:
+        reply: Reply = await source(task, 0).reply(asked, [])
+    except Exception as error:
+        raise GradeError(f"the judge gave no answer: {type(error).__name__}: {error}") from error
+    return read_answer(reply.content, len(statements))
+
+
+def read_answer(text: str, count: int) -> list[dict[str, Any]]:
+    """The judge's answer; fenced JSON is JSON too."""
+    fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
+    try:
+        results: Any = json.loads(fenced[1] if fenced else text)["results"]
+        checks = [
+            {
+                "info": str(item["expectedOutcome"]),
+                "met": item["metExpectation"],
+                "why": str(item["reasoning"]),
+            }
+            for item in cast("list[dict[str, Any]]", results)
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise GradeError(f"the judge's answer cannot be read ({error}): {text[:200]!r}") from None
+    if len(checks) != count or not all(isinstance(check["met"], bool) for check in checks):
+        raise GradeError(f"the judge was asked {count} things and answered {len(checks)}: {text[:200]!r}")
+    return checks

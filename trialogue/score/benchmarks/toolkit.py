@@ -1,0 +1,169 @@
+"""What the worlds of TAU-bench and TAU2 have in common: databases whose tools take raw arguments.
+
+Their authors check nothing before a tool runs, keep what a failing tool has changed so far, and compare
+whole databases by one hash. Records are plain dictionaries, normalised once when they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, get_type_hints
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from trialogue.errors import DomainError
+from trialogue.world.database import GONE, Database, Slot, Store
+from trialogue.world.tools import Tool, parse_docstring
+
+Plain = dict[str, Any]
+"""A record as plain data."""
+ToolKind = Literal["read", "write", "generic"]
+
+_TEXTS: WeakKeyDictionary[Store, dict[Slot, str]] = WeakKeyDictionary()
+"""The text of every record of a store that many databases share: their hashes differ in few of them."""
+_WHOLE = "*"
+"""Stands for a whole table among those texts."""
+
+
+def to_official_text(value: Any) -> str:
+    """JSON as `json.dumps` writes it, with sorted keys: what the benchmarks hash."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+class Toolkit(Database):
+    """A database in the manner of TAU-bench: any exception of a tool is its answer."""
+
+    shapes: ClassVar[Mapping[str, type[BaseModel]]] = {}
+    """What the records of each table, or each single value, look like; reading fills in defaults."""
+    generic: ClassVar[frozenset[str]] = frozenset({"calculate", "transfer_to_human_agents"})
+    """Tools that neither look anything up nor write."""
+
+    @classmethod
+    def _validate(cls, slot: Slot, value: Any) -> Any:
+        name = slot[0] or slot[1]
+        shape = cls.shapes.get(name)
+        try:
+            return value if shape is None else cls.to_record(shape.model_validate(value))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join([*(part for part in slot if part), *(str(part) for part in first["loc"])])
+            raise DomainError(f"{cls.__name__} data, {where}: {first['msg']}") from None
+
+    @classmethod
+    def to_record(cls, value: BaseModel) -> Plain:
+        """A checked record as plain data."""
+        return value.model_dump()
+
+    def carry(self, prepared: Any) -> None:
+        """Take over what a set-up left behind besides the records."""
+
+    def do(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Run a set-up function or assertion of a task; what it changes before it fails stays changed."""
+        method = None if name.startswith("_") or hasattr(Toolkit, name) else getattr(type(self), name, None)
+        if not callable(method):
+            raise DomainError(f"{type(self).__name__} has no method '{name}'")
+        return method(self, **arguments)
+
+    # -- one record --------------------------------------------------------------------------------------
+
+    def look(self, table: str, key: str) -> Any:
+        """A record for reading only: it may be shared. None where there is none."""
+        found = self._peek((table, key))
+        return None if found is GONE else found
+
+    def touch(self, table: str, key: str) -> Any:
+        """A record to change in place."""
+        return self._take((table, key))
+
+    def lay(self, table: str, key: str, record: Any) -> None:
+        """Put a record where it belongs, as it is."""
+        self._changes[table, key] = record
+
+    def keys_where(self, table: str, field: str, value: Any) -> list[str]:
+        """Keys of the records whose field equals a value, in the table's order; the field never changes."""
+        try:
+            return self._store.find(table, field, value)
+        except TypeError:  # a value that cannot be looked up equals none
+            return []
+
+    # -- comparing as the benchmarks do ------------------------------------------------------------------
+
+    def to_official(self) -> Plain:
+        """The whole database in the shape that is hashed."""
+        return self.to_data()
+
+    def hash_whole(self) -> str:
+        """The benchmark's hash of a small database."""
+        return hashlib.sha256(to_official_text(self.to_official()).encode()).hexdigest()
+
+    def official_hash(self) -> str:
+        """The sha256 the benchmark itself would give: the text of the whole database with sorted keys.
+
+        Only the records this database has touched are written out anew.
+        """
+        layers = [self._changes]
+        root = self._store
+        while root.below is not None:
+            layers.append(root.entries)
+            root = root.below
+        known = _TEXTS.get(root)
+        if known is None:
+            known = _TEXTS[root] = {slot: to_official_text(value) for slot, value in root.entries.items()}
+        changed = {slot[0] or slot[1] for layer in layers for slot in layer}
+        parts: list[str] = []
+        for name in sorted(self._adapters):
+            whole = _WHOLE, name
+            if name not in changed and whole in known:
+                parts.append(known[whole])
+                continue
+            parts.append(self._to_part(name, root, known))
+            if name not in changed:
+                known[whole] = parts[-1]
+        return hashlib.sha256(f"{{{', '.join(parts)}}}".encode()).hexdigest()
+
+    def _to_part(self, name: str, root: Store, known: Mapping[Slot, str]) -> str:
+        """One table, or one single value, of the text that is hashed."""
+        if name not in self._tables:
+            return f"{json.dumps(name)}: {to_official_text(self._peek(('', name)))}"
+        records: list[str] = []
+        for key in sorted(getattr(self, name)):
+            slot = name, key
+            value = self._peek(slot)
+            text = known[slot] if root.entries.get(slot) is value else to_official_text(value)
+            records.append(f"{json.dumps(key)}: {text}")
+        return f"{json.dumps(name)}: {{{', '.join(records)}}}"
+
+
+def kind_of(toolkit: type[Toolkit], name: str) -> ToolKind:
+    """How the benchmark classes a tool."""
+    if name in toolkit.generic:
+        return "generic"
+    return "write" if toolkit.tools[name].writes else "read"
+
+
+def to_raw_tools(toolkit: type[Toolkit]) -> dict[str, Tool]:
+    """The tools of a toolkit as its benchmark offers them: schemas with titles and definitions, and no
+    check of the arguments before the method runs."""
+    return {name: _to_raw_tool(toolkit, tool) for name, tool in toolkit.tools.items()}
+
+
+def _to_raw_tool(toolkit: type[Toolkit], tool: Tool) -> Tool:
+    method: Callable[..., Any] = getattr(toolkit, tool.name)
+    hints = get_type_hints(method)
+    _, notes = parse_docstring(inspect.getdoc(method) or "")
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        default: Any = ... if parameter.default is parameter.empty else parameter.default
+        note = notes.get(parameter.name)
+        fields[parameter.name] = (hints[parameter.name], FieldInfo(default=default, description=note))
+    parameters = create_model("parameters", **fields).model_json_schema()
+
+    def run(database: Any, given: dict[str, Any]) -> Any:
+        return method(database, **given)
+
+    return Tool(tool.name, tool.description, parameters, run, tool.writes, tool.ends)
