@@ -102,9 +102,9 @@ def guess_name(controls: Set[str], template: str | None) -> str | None:
     if controls >= set(COMPACT_TOKENS):
         return "compact"
     # A template without tools has no way of calling them that another could contradict.
-    template = template or ""
+    template = (template or "").replace("\\n", "\n")
     free = "tools" not in template
-    if {"<|im_start|>", "<|im_end|>"} <= controls and (free or '<tool_call>\\n{"name":' in template):
+    if {"<|im_start|>", "<|im_end|>"} <= controls and (free or '<tool_call>\n{"name":' in template):
         return "hermes"
     if {"<|start_header_id|>", "<|eot_id|>"} <= controls and (free or '"parameters": ' in template):
         return "llama3"
