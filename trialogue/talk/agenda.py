@@ -66,6 +66,8 @@ class Wish(Frozen):
     """What a report must speak of, besides being a report; empty: anything."""
     answer: Pattern | None = None
     """Given for a question: what an answer looks like, right or wrong."""
+    about: Pattern | None = None
+    """Which of the agenda's `actions` this wish is about."""
     instead: Wish | None = None
 
 
@@ -94,6 +96,8 @@ class Agenda(Frozen):
     patience: int = Field(default=5, ge=0)
     """How many useless turns are borne before giving up."""
     facts: dict[str, Fact] = {}
+    actions: Pattern | None = None
+    """Words for what an agent may do: a proposal of another action than the wish is about is refused."""
     wishes: Annotated[tuple[Wish, ...], Field(min_length=1)]
     phrases: Phrases = Phrases()
 
@@ -106,7 +110,7 @@ def _rule(*patterns: str) -> re.Pattern[str]:
 ASKS = _rule(
     r"\?|^\W*(?:what|which)\b|\bplease (?!note|be |hold|wait|bear)",
     r"\b(?:i|we)(?:'ll| will)? (?:also |just )?need\b",
-    r"\b(?:require|provide|share|give me|tell me|let me know|confirm)\b",
+    r"\b(?:require|provide|share|give me|tell me|let me know|confirm|without your)\b",
 )
 PROPOSES = _rule(
     r"\b(?:shall|should|may|can|could) i (?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist))",
@@ -222,6 +226,8 @@ class AgendaUser:
         """Answer a proposal: correct it, change one's mind, or agree."""
         if self.wish.instead is not None:
             return self._change()
+        if self._is_unwanted(" ".join(proposals)):
+            return self._bear(self._put("correct", fact=self.random.choice(self.wish.says)))
         wrong = self._find_wrong(proposals)
         if wrong is not None:
             self.told.add(wrong)
@@ -275,6 +281,12 @@ class AgendaUser:
         return any(
             fact.form and re.search(fact.form, sentence, re.IGNORECASE) for fact in self._facts().values()
         )
+
+    def _is_unwanted(self, proposal: str) -> bool:
+        actions, about = self.agenda.actions, self.wish.about
+        if actions is None or not re.search(actions, proposal, re.IGNORECASE):
+            return False
+        return about is None or not re.search(about, proposal, re.IGNORECASE)
 
     def _find_wrong(self, proposals: Sequence[str]) -> str | None:
         """The first fact a proposal gets wrong: it names such values, and not the user's."""

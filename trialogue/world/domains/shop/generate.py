@@ -70,6 +70,16 @@ DONE = {
     "change_payment": "payment|updat|chang",
     "refund": "refund|gift",
 }
+ABOUT = {
+    "cancel": r"\bcancel",
+    "return": r"\breturn|\bsend.* back",
+    "exchange": r"\bexchang|\bswap",
+    "change_items": r"\breplac|\bswap|\bexchang|\bitem",
+    "change_address": r"\baddress|\bdeliver",
+    "change_payment": r"\bpay|\bcard",
+    "refund": r"\brefund|\bgift card",
+}
+ACTIONS = r"\bcancel|\breturn|\bexchang|\breplac|\bswap|\baddress|\bpayment|\brefund|\bgift card"
 ANSWER = {
     "status": r"\b(?:pending|shipped|delivered|cancell?ed|returned)\b",
     "total": r"\d+\.\d\d",
@@ -224,7 +234,7 @@ class Scene:
         if says is None:
             wording = "refund_elsewhere" if obstacle == "elsewhere" else kind
             says = self.words.wish(wording, order=spoken, item=thing)
-        wish = {"says": says, "facts": facts, "done": DONE[kind]}
+        wish = {"says": says, "facts": facts, "done": DONE[kind], "about": ABOUT[kind]}
         missing = f"the number of {known}" if forgot else ""
         if obstacle:
             say: list[Say] = [REFUSALS, REASONS.get(obstacle, obstacle)]
@@ -270,6 +280,7 @@ class Scene:
         wish = {
             "says": self.words.wish(kind, order=f"order {order['order_id']}" if named else "my order"),
             "answer": ANSWER[kind],
+            "about": kind.split("_")[0],
             "facts": {
                 "order_id": self.words.fact("order_id", None if forgot else order["order_id"]),
                 "item": self.words.fact("item", name),
@@ -364,6 +375,7 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
         "persona": persona,
         "patience": PERSONAS[persona],
         "facts": facts,
+        "actions": ACTIONS,
         "wishes": [case.wish for case in cases],
         "phrases": scene.words.phrases(),
     }

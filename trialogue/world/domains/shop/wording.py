@@ -87,7 +87,10 @@ class Wording:
 
     def _few(self, texts: Sequence[str]) -> list[str]:
         """Two of the texts: a task carries its words with it and should stay small."""
-        return self.random.sample(list(texts), min(2, len(texts)))
+        if len(texts) < 3:
+            return list(texts)
+        first = self.random.randrange(len(texts))
+        return [texts[first], texts[(first + self.random.randrange(1, len(texts))) % len(texts)]]
 
 
 def write_instructions(
