@@ -26,6 +26,7 @@ from trialogue.world.values import (
     compare,
     copy_value,
     hash_entry,
+    is_same,
     merge,
     to_json_value,
 )
@@ -448,10 +449,7 @@ class Database:
         return result
 
     def _is_changed(self, slot: Slot, value: Any) -> bool:
-        before = self._peek(slot)
-        if value is GONE or before is GONE:
-            return value is not before
-        return bool(value != before) and canonical(value) != canonical(before)
+        return not is_same(self._peek(slot), value)
 
     def run(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         """Run one tool as a transaction. Raises `ToolError` where the tool refuses."""

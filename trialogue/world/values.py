@@ -59,11 +59,9 @@ def copy_value(value: Any) -> Any:
         return {key: copy_value(inner) for key, inner in value.items()}
     if kind is list:
         return [copy_value(inner) for inner in value]
-    if isinstance(value, BaseModel):
+    if kind in _field_names or isinstance(value, BaseModel):
         twin = kind.__new__(kind)
-        names = kind.model_fields
-        fields = {key: copy_value(inner) for key, inner in value.__dict__.items() if key in names}
-        _set(twin, "__dict__", fields)
+        _set(twin, "__dict__", {name: copy_value(inner) for name, inner in _own_fields(value).items()})
         _set(twin, "__pydantic_fields_set__", value.__pydantic_fields_set__.copy())
         _set(twin, "__pydantic_extra__", copy_value(value.__pydantic_extra__))
         _set(twin, "__pydantic_private__", copy_value(value.__pydantic_private__))
@@ -71,18 +69,34 @@ def copy_value(value: Any) -> Any:
     return deepcopy(value)
 
 
-def to_fields(model: BaseModel) -> dict[str, Any]:
-    """What a record holds, without what it merely keeps at hand (cached properties)."""
+_field_names: dict[type, tuple[str, ...]] = {}
+"""The fields of each kind of record met so far: pydantic takes its time to tell, and to tell a record."""
+
+
+def _own_fields(model: BaseModel) -> dict[str, Any]:
+    kind = model.__class__
+    names = _field_names.get(kind)
+    if names is None:
+        names = _field_names[kind] = tuple(kind.model_fields)
     fields = cast("dict[str, Any]", model.__dict__)
-    names = type(model).model_fields
-    if len(fields) != len(names):
+    if len(fields) != len(names):  # cached properties are kept there too
         fields = {name: fields[name] for name in names if name in fields}
+    return fields
+
+
+def to_fields(model: BaseModel) -> dict[str, Any]:
+    """What a record holds, without what it merely keeps at hand."""
+    fields = _own_fields(model)
     return {**fields, **model.__pydantic_extra__} if model.__pydantic_extra__ else fields
+
+
+def is_record(value: Any) -> bool:
+    return value.__class__ in _field_names or isinstance(value, BaseModel)
 
 
 def to_plain(value: Any) -> Any:
     """One level of a value that JSON does not know."""
-    if isinstance(value, BaseModel):
+    if is_record(value):
         return to_fields(value)
     if isinstance(value, set | frozenset):
         items = cast("set[Any]", value)
@@ -160,16 +174,35 @@ def merge(known: Any, part: Any) -> Any:
     return merged
 
 
+def is_same(before: Any, after: Any) -> bool:
+    """Whether two values have the same canonical text, which is only written where a look does not tell."""
+    if before is after:
+        return True
+    if before is GONE or after is GONE:
+        return False
+    kind = before.__class__
+    if kind is after.__class__:
+        if kind is str or kind is int or kind is bool:
+            return before == after
+        if kind is list:
+            return len(before) == len(after) and all(map(is_same, before, after))
+        if kind is dict:
+            return before.keys() == after.keys() and all(is_same(before[key], after[key]) for key in before)
+        if kind in _field_names:
+            return is_same(to_fields(before), to_fields(after))
+    return canonical(before) == canonical(after)
+
+
 def compare(path: str, before: Any, after: Any, changes: list[Change]) -> None:
     """Append what differs between two values, as deep in them as possible."""
     if before is after:
         return
-    before = to_fields(before) if isinstance(before, BaseModel) else before
-    after = to_fields(after) if isinstance(after, BaseModel) else after
+    before = to_fields(before) if is_record(before) else before
+    after = to_fields(after) if is_record(after) else after
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = cast("dict[Any, Any]", before), cast("dict[Any, Any]", after)
         for key in list(old) + [key for key in new if key not in old]:
             compare(f"{path}.{to_json_key(key)}", old.get(key, GONE), new.get(key, GONE), changes)
-    elif before is GONE or after is GONE or canonical(before) != canonical(after):
+    elif not is_same(before, after):
         was = None if before is GONE else to_json_value(before)
         changes.append(Change(path, was, None if after is GONE else to_json_value(after)))
