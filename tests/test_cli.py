@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,10 @@ def test_a_broken_file_is_named(folder: Path, file: str, text: str, expected: st
     assert done.returncode == 1
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(folder: Path) -> None:
+    (folder / "bakery" / "domain.py").write_text("1 / 0\n")
     assert "Traceback" in run(folder, "--debug", "check", "bakery").stderr
 
 
@@ -299,6 +305,59 @@ def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
     done = run(folder, "eval", "bakery", "--agent", "human", "run.name=left")
     assert done.returncode == 130
     assert "trialogue eval --resume runs/left" in done.stderr
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """Answers every request the same, with a bill."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "It is done."}
+        body = json.dumps(
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "toy",
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+            }
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_an_endpoint_is_billed_recorded_and_played_back_without_it(folder: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    words = ["eval", "bakery", "--seed", "5"]
+    try:
+        address = f"agent.base_url=http://127.0.0.1:{server.server_port}/v1"
+        result = ask(
+            folder, *words, "--agent", "openai:toy", address, "agent.price=[2.0, 8.0]", "run.name=live"
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    used = result["sides"]["agent"]
+    assert used["calls"] > 4
+    assert used["prompt"] == 100 * used["calls"]
+    assert result["cost"] == used["cost"] == pytest.approx(used["calls"] * (100 * 2 + 10 * 8) / 1e6)
+    assert sum(figures["cost"] for figures in result["families"].values()) == pytest.approx(result["cost"])
+    assert result["sides"]["user"]["cost"] is None
+    assert 0 < used["seconds"] <= result["seconds"]
+    assert "| agent |" in (folder / "runs" / "live" / "report.md").read_text()
+
+    recording = "runs/live/recordings/agent.jsonl"
+    again = ask(folder, *words, "--agent", f"replay:{recording}", "run.name=again")
+    assert again["failed"] == 0
+    assert read_lines(folder / "runs" / "again") == read_lines(folder / "runs" / "live")
 
 
 def test_the_installed_command_answers() -> None:

@@ -67,8 +67,14 @@ def test_split_and_count(folder: Path) -> None:
     ("change", "expected"),
     [
         (
-            lambda task: task["expected"].update(calls=[]),
+            lambda task: task["expected"].update(
+                calls=[{"name": "find_orders", "arguments": {"phone": "555-0101"}}]
+            ),
             "doing and saying nothing scores 1; expect a change or something to say",
+        ),
+        (
+            lambda task: task["expected"].update(calls=[]),
+            "expected.nothing",
         ),
         (
             lambda task: task["expected"].update(nothing=True),

@@ -126,6 +126,7 @@ def test_a_person_is_the_user(start) -> None:
     assert "Identity first" not in child.before  # the policy is the agent's
     terminal.type("user", "Please cancel A108.")
     child.expect_exact("AGENT It is done.")
+    assert "USER" not in child.before  # what one typed is not shown again
     terminal.type("user", "Thank you. ###STOP###")
     child.expect_exact("reward 1.00")
     assert terminal.end() == 0

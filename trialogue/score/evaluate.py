@@ -68,7 +68,7 @@ async def evaluate(
     failed: list[Trajectory] = []
     if resume is not None:
         run = Run.resume(resume, kind)
-        recorded = list(read_trajectories(resume)) if any((resume / "trajectories").iterdir()) else []
+        recorded = read_recorded(resume)
         held = [item for item in recorded if item.end != "error"]
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed)
@@ -119,6 +119,11 @@ async def evaluate(
         close_agent()
         close_user()
         run.close(state)
+
+
+def read_recorded(path: Path) -> list[Trajectory]:
+    """The conversations a run has written so far, perhaps none."""
+    return [item for file in path.glob("trajectories/*.jsonl") for item in read_trajectories(file)]
 
 
 def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajectory]:

@@ -70,7 +70,7 @@ class HumanModel:
                 self._print("  ↳ ", message.content, "red" if turn.failed else "bright_black")
             elif message.role == "user":
                 self._print(f"{other.upper():5} ", message.content, COLOURS[other])
-            elif self._shown <= 1 and message.content and not message.tool_calls:  # the domain's greeting
+            elif not self._shown and message.content and not message.tool_calls:  # said before we came
                 self._print(f"{self.side.upper():5} ", message.content, COLOURS[self.side])
         self._shown = len(turns)
 
