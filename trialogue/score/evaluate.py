@@ -16,7 +16,7 @@ from trialogue.run import Kind, Run, State, read_about, read_seconds, read_traje
 from trialogue.score.metrics import Price, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource
+from trialogue.talk.model import ModelSource, close_source
 from trialogue.talk.rollout import rollout
 from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Trajectory
@@ -62,8 +62,10 @@ async def evaluate(
         config = read_config(resume)
     domain = find_domain(config.domain, config.data)
     tasks = find_tasks(domain, config)
-    agent = agent or find_model(config.agent, "agent", domain, config.limits, config.seed)
+    given = agent
+    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed)
     user = find_model(config.user, "user", domain, config.limits, config.seed)
+    made = [user] if given is not None else [agent, user]
     held: list[Trajectory] = []
     failed: list[Trajectory] = []
     if resume is not None:
@@ -118,6 +120,8 @@ async def evaluate(
     finally:
         close_agent()
         close_user()
+        for source in made:
+            await close_source(source)
         run.close(state)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import isawaitable
 from math import isfinite
 from typing import Any, Protocol, cast
 
@@ -26,6 +27,15 @@ class Model(Protocol):
 
 ModelSource = Callable[[Task, int], Model]
 """Makes the model for one conversation from its task and seed. A model without state may be shared."""
+
+
+async def close_source(source: object) -> None:
+    """Let go of what a source of models holds open, such as connections."""
+    close = getattr(source, "close", None)
+    closing = close() if callable(close) else None
+    if isawaitable(closing):
+        await closing
+
 
 _DEPTH = 64
 """How deep the arguments of a call may be nested."""
