@@ -20,6 +20,8 @@ class Party:
     model: Model
     system: str
     tools: Mapping[str, Tool]
+    cue: str | None = None
+    """Words of the other side that only this one hears, before anything is said."""
     _seen: list[Turn] = field(default_factory=lambda: [], init=False, repr=False)
     _source: Sequence[Turn] = field(default=(), init=False, repr=False)
     _read: int = field(default=0, init=False, repr=False)
@@ -31,6 +33,9 @@ class Party:
         if turns is not self._source or self._read > len(turns) or not self._seen:
             system = Message(role="system", content=self.system)
             self._seen = [Turn(side=self.side, message=system)]
+            if self.cue is not None:
+                other: Side = "user" if self.side == "agent" else "agent"
+                self._seen.append(Turn(side=other, message=Message(role="user", content=self.cue)))
             self._source, self._read = turns, 0
         for turn in turns[self._read :]:
             seen = self._see(turn)

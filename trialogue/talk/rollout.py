@@ -131,7 +131,8 @@ async def attempt(
             transcript.acting = "agent"
             speaks = Party("agent", agent(task, own_seed), environment.policy, environment.tools)
             transcript.acting = "user"
-            answers = Party("user", user(task, own_seed), user_prompt(domain, task), environment.user_tools)
+            told = user_prompt(domain, task)
+            answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.user_cue)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
             transcript.acting = "judge"
             if grade is not None:

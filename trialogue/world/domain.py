@@ -84,6 +84,8 @@ class Domain:
     """How an LLM is told to play the user here; None takes the general guidelines."""
     user_prompt: Callable[[Task], str] | None = None
     """The whole system prompt of whoever plays the user, in place of guidelines and scenario."""
+    user_cue: str | None = None
+    """Words of the agent that a user who opens is given to answer; the agent knows nothing of them."""
     judge: Callable[[Task, int], Any] | None = None
     """Makes the model that judges what only a reader can, where the reward asks for one."""
     stop_tokens: tuple[str, ...] = (STOP,)

@@ -91,11 +91,26 @@ class Toolkit(Database):
         except TypeError:  # a value that cannot be looked up equals none
             return []
 
+    @staticmethod
+    def show(result: Any) -> str:
+        """What the caller reads of a result that is no text."""
+        return json.dumps(result)
+
     # -- comparing as the benchmarks do ------------------------------------------------------------------
 
     def to_official(self) -> Plain:
         """The whole database in the shape that is hashed."""
         return self.to_data()
+
+    @staticmethod
+    def write(value: Any) -> str:
+        """One value in the text that is hashed."""
+        return to_official_text(value)
+
+    @staticmethod
+    def bind(parts: list[tuple[str, str]]) -> str:
+        """Named parts as one value of that text."""
+        return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in parts)}}}"
 
     def hash_whole(self) -> str:
         """The benchmark's hash of a small database."""
@@ -113,30 +128,30 @@ class Toolkit(Database):
             root = root.below
         known = _TEXTS.get(root)
         if known is None:
-            known = _TEXTS[root] = {slot: to_official_text(value) for slot, value in root.entries.items()}
+            known = _TEXTS[root] = {slot: self.write(value) for slot, value in root.entries.items()}
         changed = {slot[0] or slot[1] for layer in layers for slot in layer}
-        parts: list[str] = []
+        parts: list[tuple[str, str]] = []
         for name in sorted(self._adapters):
             whole = _WHOLE, name
             if name not in changed and whole in known:
-                parts.append(known[whole])
+                parts.append((name, known[whole]))
                 continue
-            parts.append(self._to_part(name, root, known))
+            parts.append((name, self._to_part(name, root, known)))
             if name not in changed:
-                known[whole] = parts[-1]
-        return hashlib.sha256(f"{{{', '.join(parts)}}}".encode()).hexdigest()
+                known[whole] = parts[-1][1]
+        return hashlib.sha256(self.bind(parts).encode()).hexdigest()
 
     def _to_part(self, name: str, root: Store, known: Mapping[Slot, str]) -> str:
         """One table, or one single value, of the text that is hashed."""
         if name not in self._tables:
-            return f"{json.dumps(name)}: {to_official_text(self._peek(('', name)))}"
-        records: list[str] = []
+            return self.write(self._peek(("", name)))
+        records: list[tuple[str, str]] = []
         for key in sorted(getattr(self, name)):
             slot = name, key
             value = self._peek(slot)
-            text = known[slot] if root.entries.get(slot) is value else to_official_text(value)
-            records.append(f"{json.dumps(key)}: {text}")
-        return f"{json.dumps(name)}: {{{', '.join(records)}}}"
+            text = known[slot] if root.entries.get(slot) is value else self.write(value)
+            records.append((key, text))
+        return self.bind(records)
 
 
 def kind_of(toolkit: type[Toolkit], name: str) -> ToolKind:

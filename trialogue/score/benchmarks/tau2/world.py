@@ -6,7 +6,6 @@ tool had changed by then stays. Where its gold calls lead is found once per task
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +140,7 @@ class Tau2Environment(Environment):
         except Exception as error:  # noqa: BLE001 - the benchmark shows any exception to the caller
             self._stale = self._stale or (tool is not None and tool.writes)
             return ToolResult(f"Error: {error}", True)
-        return ToolResult(result if isinstance(result, str) else json.dumps(result), False, tool.ends)
+        return ToolResult(result if isinstance(result, str) else toolkit.show(result), False, tool.ends)
 
     def do(self, call: Call) -> Any:
         toolkit = self.agent_side if call.side == "agent" else self.user_side
