@@ -297,10 +297,10 @@ def compare(tokenizer: Any, name: str, messages: list[Message], tools: list[Tool
     renderer = find_cached(tokenizer, name)
     ids = renderer.start(messages, tools)
     wanted = render_by_template(tokenizer, messages, tools, **more)
-    # Qwen's tokenizer normalizes text.
-    assert unicodedata.normalize("NFC", renderer.vocabulary.decode(ids)) == unicodedata.normalize(
-        "NFC", wanted
-    )
+    # Qwen's tokenizer normalizes text, and SmolLM2's has no token for some bytes.
+    known = renderer.vocabulary.decode(renderer.vocabulary.encode([wanted]))
+    normalized = [unicodedata.normalize("NFC", text) for text in (renderer.vocabulary.decode(ids), known)]
+    assert normalized[0] == normalized[1]
 
 
 @cache
