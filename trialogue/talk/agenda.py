@@ -213,14 +213,14 @@ class AgendaUser:
 
     def _tell(self, names: Sequence[str], proposals: Sequence[str]) -> str:
         answers = [self._state(name) for name in names]
-        lead = self._put("lead")
         repeated = self.told.issuperset(names)
         self.told.update(names)
         if proposals and self.wish.instead is None and not self._find_wrong(proposals):
             answers.append(self._put("yes"))
-        words = " ".join(part for part in [lead, *dict.fromkeys(answers)] if part)
-        forgotten = all(self._facts()[name].value is None for name in names)
-        return self._bear(words) if repeated or forgotten else words
+        words = " ".join(dict.fromkeys(answers))
+        if repeated or all(self._facts()[name].value is None for name in names):
+            return self._bear(words)
+        return f"{self._put('lead')} {words}".strip()
 
     def _consider(self, proposals: Sequence[str]) -> str:
         """Answer a proposal: correct it, change one's mind, or agree."""

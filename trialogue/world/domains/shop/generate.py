@@ -88,45 +88,33 @@ ANSWER = {
     "payment_method": r"\b(?:visa|mastercard|amex)\b|\bpaypal\b",
 }
 REFUSALS = (
-    *(
-        "cannot",
-        "can't",
-        "can’t",
-        "can not",
-        "unable",
-        "not able",
-        "not possible",
-        "isn't possible",
-        "not allowed",
-    ),
-    *(
-        "not eligible",
-        "not permitted",
-        "isn't allowed",
-        "isn't eligible",
-        "won't be able",
-        "unfortunately",
-        "only ",
-    ),
+    *("cannot", "can't", "can not", "unable", "not able", "not possible", "isn't possible", "not allowed"),
+    *("isn't allowed", "not eligible", "isn't eligible", "not permitted", "won't be able", "unfortunately"),
+    "only ",
 )
-REASONS: dict[str, Say] = {
-    "pending": ("pending", "not been delivered", "not delivered", "not yet delivered", "n't been delivered"),
+REASONS: dict[str, tuple[str, ...]] = {
     "late": ("30 day", "30-day", "thirty day"),
     "again": ("already exchanged", "already been exchanged", "one exchange", "only once", "second exchange"),
-    "stock": "stock",
+    "stock": ("stock",),
     "elsewhere": ("original payment", "originally paid", "original card", "original method"),
     "stranger": (
-        *(
-            "another customer",
-            "different customer",
-            "other customer",
-            "someone else",
-            "not belong",
-            "n't belong",
-        ),
-        *("not yours", "n't yours", "not your order", "n't your order", "your own order", "your account"),
+        *("another customer", "different customer", "other customer", "someone else", "your own order"),
+        *("not belong", "n't belong", "not yours", "n't yours", "not your order", "n't your order"),
+        *("not on your account", "not in your account", "not linked to your", "not associated with your"),
     ),
 }
+NOT_PENDING = ("only pending", "not pending", "no longer pending", "n't pending")
+NOT_DELIVERED = ("only delivered", "not delivered", "not been delivered", "n't been delivered")
+NOT_CANCELLED = ("cancelled or returned", "canceled or returned", "not cancelled", "not been cancelled")
+
+
+def find_reasons(kind: str, obstacle: str) -> tuple[str, ...]:
+    """The wordings that tell a customer why a request is refused."""
+    if obstacle in REASONS:
+        return REASONS[obstacle]
+    if kind == "refund":
+        return (obstacle, *NOT_CANCELLED)
+    return (obstacle, *(NOT_DELIVERED if kind in ("return", "exchange") else NOT_PENDING))
 
 
 @dataclass
@@ -237,7 +225,7 @@ class Scene:
         wish = {"says": says, "facts": facts, "done": DONE[kind], "about": ABOUT[kind]}
         missing = f"the number of {known}" if forgot else ""
         if obstacle:
-            say: list[Say] = [REFUSALS, REASONS.get(obstacle, obstacle)]
+            say: list[Say] = [REFUSALS, find_reasons(kind, obstacle)]
             return Case(wish, goal, [], say, order, missing)
         tool = {"cancel": "cancel_order", "refund": "refund_to_gift_card"}.get(kind, kind)
         tool = f"{tool}_items" if tool in ("return", "exchange") else tool
