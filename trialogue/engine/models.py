@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
-"""Where a learner's weights come from: the base that is shipped, SmolLM2 from its package, a run, a folder."""
+"""Where a learner's weights come from: the base that is shipped, SmolLM2's package, a run, a folder."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 # pyright: reportMissingTypeStubs=false
 """Models of a few million weights, made from nothing: a tokenizer trained on the spot and an LFM2 network.
 
-LFM2 alternates short convolutions with attention; the convolution shows each token the one before it, which is
-what copying names and numbers needs, so a small one learns it in a minute instead of ten.
+LFM2 alternates short convolutions with attention; the convolution shows each token the one before it, which
+is what copying names and numbers needs, so a small one learns it in a minute instead of ten.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def train_tokenizer(
 def make_model(
     vocabulary: int,
     *,
-    width: int = 192,
-    layers: Sequence[str] = ("conv", "full_attention", "conv", "full_attention", "conv", "full_attention"),
-    heads: int = 6,
-    feed_forward: int = 512,
+    width: int = 128,
+    layers: Sequence[str] = ("conv", "full_attention", "conv", "full_attention"),
+    heads: int = 4,
+    feed_forward: int = 384,
     positions: int = 4096,
     seed: int = 0,
 ) -> Any:

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The learner and its checkpoints: weights, tokenizer and renderer in one folder, saved whole or not at all."""
+"""The learner and its checkpoints: weights, tokenizer and renderer in one folder, saved whole or not."""
 
 from __future__ import annotations
 

@@ -1,85 +1,172 @@
 """Lessons in copying for a model made from nothing: what a base has to know before it can learn any task.
 
-A lesson is a made-up dialogue in the brief format in which values are named by keys, in a person's words or in a
-record, and said again under the same key. Keys, values, tools and filler are drawn at random, so nothing about
-any domain can be learned from it. Only the repeated values are trained on.
+A lesson is a made-up dialogue in the brief format. A person mentions values among words that mean nothing;
+they are said again in calls and answers, found by the key they were told under or by what they look like (an
+e-mail has an @). Records come back and are quoted. Tools, words and values are drawn at random, so no lesson
+tells anything about any task. Only the repeated values are trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 
 from trialogue.engine.api import Row
+from trialogue.talk.brief import BriefRenderer
+
+WORDS = tuple(
+    """
+    a able about above across act again ago ahead all almost alone along already also always am among an
+    and another any anyway are area around as ask at away back bad be because been before began behind
+    being believe below best better between big bit both bring brought busy but buy by call called
+    calling came can care case certain check clear close come could couple course day days deal dear did
+    different do does doing done down during each early easy either else end enough even evening ever
+    every example fact far feel few figure find fine first follow for found free friend from full
+    further gave get give glad go going gone good got great had half happen happy hard has have he hear
+    heard hello help her here hey hi him his hold home hope hour how however i idea if in instead into
+    is issue it its just keep kind knew know known last late later least leave left less let like line
+    list little live long look looks lot made mail make man many matter may maybe me mean mention
+    message might mind mine minute moment month more morning most much must my myself near need never
+    new next nice no nobody none nor not note nothing now number of off often oh ok old on once one only
+    open or other our out over own part past people perhaps person place please point possible question
+    quick quite rather read ready real really reason right run said same saw say says second see seem
+    seen send sent set several shall she short should show side since small so some somebody soon sorry
+    sort sound speak speaking spell start state stay still stop such sure system take taken talk team
+    tell than thank thanks that the their them then there these they thing think this those though
+    thought through time to today together told tomorrow too took toward tried try two under understand
+    until up upon us use used usual very wait want was way we week well went were what when where which
+    while who whole why will wish with within without wonder word work would write wrong year yes
+    yesterday yet you your
+    """.split()  # noqa: SIM905 - easier to read than a list of strings
+)
+"""Words that fill the lessons; the tokenizer is given them too, so that no common word is strange later."""
+
+SYLLABLES = tuple(
+    "ba be bo da de do fa fi ga go ha he jo ka ke ki la le lo ma mi mo na ne no pa po ra re ri ro".split()  # noqa: SIM905
+)
+LETTERS = "ABCDEFGHIJKLMNOPRSTVWZ"
 
 
-@dataclass(frozen=True, slots=True)
-class Letters:
-    """The ids lessons are written with."""
-
-    words: Sequence[int]
-    """Filler: any ids of words."""
-    keys: Sequence[tuple[int, int]]
-    """A key as a plain word and as the key of a record."""
-    pieces: Sequence[int]
-    """What values are made of."""
-    user: int
-    assistant: int
-    tool: int
-    call: int
-    end: int
-    bar: int
-    """Stands between the parts of a record."""
+def _word(random: Random, least: int = 1, most: int = 3) -> str:
+    return "".join(random.choices(SYLLABLES, k=random.randint(least, most))) + random.choice(
+        ["", "n", "r", "l"]
+    )
 
 
-def write_lesson(letters: Letters, random: Random, *, difficulty: float) -> Row:
-    """One dialogue. `difficulty` from 0 to 1 widens the distances, the values and the number of keys."""
-    most_keys = 2 + round(8 * difficulty)
-    most_filler = 2 + round(14 * difficulty)
-    keys = random.sample(list(letters.keys), random.randint(2, most_keys))
-    lengths = (1, 6) if difficulty > 0.3 else (3, 8)
-    known: dict[tuple[int, int], list[int]] = {}
-    tokens: list[int] = []
-    mask: list[int] = []
+def _name(random: Random) -> str:
+    return f"{_word(random).capitalize()} {_word(random).capitalize()}"
 
-    def put(*ids: int, trained: int = 0) -> None:
-        tokens.extend(ids)
-        mask.extend([trained] * len(ids))
 
-    def filler() -> None:
-        put(*random.choices(letters.words, k=random.randint(0, most_filler)))
+def _mail(random: Random) -> str:
+    return f"{_word(random)}.{_word(random)}@{_word(random)}.{random.choice(['net', 'org', 'com'])}"
 
-    def value() -> list[int]:
-        return random.choices(letters.pieces, k=random.randint(*lengths))
 
-    def repeat(key: tuple[int, int], in_record: bool) -> None:
-        put(key[1] if in_record else key[0])
-        put(*known[key], trained=1)
+def _code(random: Random) -> str:
+    return random.choice(LETTERS) + f"{random.randrange(10000):04d}"
 
-    while keys:
-        told = [keys.pop() for _ in range(min(len(keys), random.randint(1, 3)))]
-        put(letters.user)
-        for key in told:
-            known[key] = value()
-            filler()
-            put(key[0], *known[key])
-        filler()
-        put(letters.assistant, letters.call, random.choice(letters.words))
-        for number, key in enumerate(random.sample(told, len(told))):
-            if number:
-                put(letters.bar)
-            repeat(key, in_record=True)
-        put(letters.end, letters.tool)
-        listed = [keys.pop() for _ in range(min(len(keys), random.randint(1, 4)))]
-        for number, key in enumerate(listed):
-            known[key] = value()
-            if number:
-                put(letters.bar)
-            put(key[1], *known[key])
-        put(letters.assistant)
-        for _ in range(random.randint(1, 2)):
-            filler()
-            repeat(random.choice(list(known)), in_record=random.random() < 0.3)
-        put(letters.end)
-    return Row(tokens, mask, [0.0] * len(tokens), [0.0] * len(tokens))
+
+def _digits(random: Random) -> str:
+    return f"{random.randrange(10000):04d}"
+
+
+def _street(random: Random) -> str:
+    return (
+        f"{random.randrange(1, 100)} {_word(random).capitalize()} {random.choice(['Street', 'Road', 'Lane'])}"
+    )
+
+
+def _price(random: Random) -> str:
+    return f"{random.randrange(1, 100)}.{random.randrange(100):02d}"
+
+
+def _thing(random: Random) -> str:
+    return " ".join(_word(random) for _ in range(random.randint(1, 2)))
+
+
+def _words(random: Random) -> str:
+    return " ".join(random.choices(WORDS, k=random.randint(1, 3)))
+
+
+KINDS: dict[str, Callable[[Random], str]] = {
+    "name": _name,
+    "email": _mail,
+    "postcode": _digits,
+    "address": _street,
+    "total": _price,
+    "id": _code,
+    "thing": _thing,
+    "words": _words,
+}
+"""Kinds of values that can be told by their looks; a lesson may also name them by any other key."""
+
+
+class School:
+    """Writes lessons for one vocabulary. `difficulty` from 0 to 1 adds keys, words between, and shapes."""
+
+    def __init__(self, renderer: BriefRenderer, keys: list[str], seed: int = 0) -> None:
+        self.renderer = renderer
+        self.keys = keys
+        self.random = Random(seed)
+
+    def lesson(self, difficulty: float) -> Row:
+        return _Lesson(self.renderer, self.keys, self.random, difficulty).write()
+
+
+class _Lesson:
+    def __init__(self, renderer: BriefRenderer, keys: list[str], random: Random, difficulty: float) -> None:
+        self.random, self.difficulty = random, difficulty
+        self.encode = renderer.vocabulary.encode
+        self.roles = renderer.roles
+        self.keys = random.sample(keys, min(len(keys), 2 + round(8 * difficulty)))
+        self.known: dict[str, str] = {}
+        self.tokens: list[int] = []
+        self.mask: list[int] = []
+
+    def write(self) -> Row:
+        random = self.random
+        while self.keys:
+            told = [self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 3)))]
+            self.put(self.roles["user"])
+            kinds = random.sample(list(KINDS), len(told))
+            for key, kind in zip(told, kinds, strict=True):
+                self.filler()
+                if random.random() < 0.5:
+                    self.put(f" {key}")
+                self.known[key] = KINDS[kind](random)
+                self.put(f" {self.known[key]}" + random.choice(["", "", ".", ","]))
+            self.filler()
+            # A key given with its kind is found by its looks; else it has to be told by its key.
+            self.put(self.roles["assistant"], self.roles["call"], f" {random.choice(WORDS)}")
+            order = random.sample(range(len(told)), len(told))
+            for place, number in enumerate(order):
+                self.put(" |" if place else "", f" {kinds[number]} {told[number]}:")
+                self.repeat(told[number])
+            self.put(self.roles["end"], self.roles["tool"])
+            listed = [self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 4)))]
+            for place, key in enumerate(listed):
+                self.known[key] = KINDS[random.choice(list(KINDS))](random)
+                self.put(" |" if place else "", f" {key}: {self.known[key]}")
+            self.put(self.roles["assistant"])
+            for _ in range(random.randint(1, 2)):
+                self.filler()
+                key = random.choice(listed or told)
+                self.put(f" {key}" + random.choice(["", ":", " is"]))
+                self.repeat(key)
+            self.put(self.roles["end"])
+        return Row(self.tokens, self.mask, [0.0] * len(self.tokens), [0.0] * len(self.tokens))
+
+    def put(self, *pieces: str | int, trained: int = 0) -> None:
+        ids = self.encode(pieces)
+        self.tokens += ids
+        self.mask += [trained] * len(ids)
+
+    def repeat(self, key: str) -> None:
+        self.put(f" {self.known[key]}", trained=1)
+
+    def filler(self) -> None:
+        most = 1 + round(9 * self.difficulty)
+        words = self.random.choices(WORDS, k=self.random.randint(0, most))
+        if words:
+            text = " ".join(words)
+            text = text.capitalize() if self.random.random() < 0.4 else text
+            self.put(f" {text}" + self.random.choice(["", "", ".", ",", "!", "?"]))

@@ -77,9 +77,9 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 if watch is not None:
                     watch(step + 1, metrics)
                 last = step + 1 == config.training.steps or interrupt.asked
-                if last or (config.training.eval_every and (step + 1) % config.training.eval_every == 0):
-                    if not interrupt.asked:
-                        await _evaluate(step + 1, run, domain, learner, user, config, watch)
+                every = config.training.eval_every
+                if not interrupt.asked and every and (last or (step + 1) % every == 0):
+                    await _evaluate(step + 1, run, domain, learner, user, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
                     await checkpoints.save(step + 1, level)
                 if interrupt.asked:

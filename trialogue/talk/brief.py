@@ -32,6 +32,17 @@ class BriefRenderer(CompactRenderer):
 
     name = "brief"
 
+    @property
+    def roles(self) -> dict[str, int]:
+        """The control tokens by name, for whoever writes in this format by hand."""
+        return {
+            "user": self._user,
+            "assistant": self._assistant,
+            "tool": self._tool,
+            "call": self._call,
+            "end": self.end,
+        }
+
     def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
         title = next((line.strip("# ") for line in (system or "").splitlines() if line.strip("# ")), "")
         return [self._system, f" {title}"] if title else []

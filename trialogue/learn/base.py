@@ -1,0 +1,101 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Makes the tiny base that comes with the package: a tokenizer, random weights, then lessons in copying.
+
+    python -m trialogue.learn.base OUT [--minutes 8]
+
+The tokenizer sees conversations of the shop's train split, so that it knows the words; the weights see only
+lessons, so the base knows the format and how to copy, and nothing about any task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from trialogue.config import Limits, Speaker
+from trialogue.engine.api import EngineSettings, OptimParams
+from trialogue.learn.grpo import CrossEntropy
+from trialogue.learn.school import WORDS, School
+from trialogue.talk.brief import BriefRenderer, to_brief_call, to_brief_result
+from trialogue.talk.find import find_model
+from trialogue.talk.rollout import rollout
+from trialogue.talk.speech import save_renderer
+from trialogue.talk.templates import COMPACT_TOKENS
+from trialogue.talk.vocabulary import Vocabulary
+from trialogue.trajectory import Trajectory
+from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
+
+MASTERED = 0.5
+"""Lessons get harder while the loss is below this."""
+
+
+async def make_base(out: Path, *, minutes: float = 8.0, seed: int = 0, batch: int = 64) -> None:
+    """Make a base and write it to a folder."""
+    from trialogue.engine.tiny import make_model, train_tokenizer
+    from trialogue.engine.torch_engine import TorchEngine
+
+    domain = find_domain("shop")
+    documents = [to_document(item) for item in await converse_often(domain, 3000, seed)]
+    words = ["\n".join(f" {word}\n {word.capitalize()}" for word in WORDS)] * (len(documents) // 10)
+    tokenizer = train_tokenizer([*documents, *words], COMPACT_TOKENS, size=1600)
+    renderer = BriefRenderer(Vocabulary(tokenizer))
+    model = make_model(len(tokenizer), seed=seed)
+    engine = TorchEngine(model, EngineSettings(seed=seed))
+    school = School(renderer, [*list_fields(domain), *WORDS[::6]], seed)
+    started, difficulty, average, step = monotonic(), 0.0, 9.0, 0
+    while (passed := (monotonic() - started) / (60 * minutes)) < 1:
+        rows = [school.lesson(difficulty * school.random.random()) for _ in range(batch)]
+        outputs = await engine.forward_backward(rows, CrossEntropy())
+        rate = 2e-3 * min(1.0, (step + 1) / 50) * max(0.05, 1 - passed)
+        await engine.optim_step(OptimParams(learning_rate=rate))
+        average = 0.95 * average + 0.05 * outputs.metrics["loss"]
+        step += 1
+        if average < MASTERED:
+            difficulty = min(1.0, difficulty + 0.01)
+        if step % 50 == 0:
+            print(f"step={step} loss={average:.4f} difficulty={difficulty:.2f} done={passed:.0%}", flush=True)
+    model.save_pretrained(out)
+    save_renderer(out, tokenizer, renderer)
+    engine.close()
+
+
+async def converse_often(domain: Domain, count: int, seed: int) -> list[Trajectory]:
+    """Conversations of the domain's oracle on train tasks."""
+    tasks = domain.tasks("train", count, seed)
+    limits = Limits()
+    agent = find_model(Speaker(model="oracle"), "agent", domain, limits)
+    user = find_model(Speaker(model="agenda"), "user", domain, limits)
+    return [item async for group in rollout(domain, tasks, agent, user) for item in group.trajectories]
+
+
+def to_document(trajectory: Trajectory) -> str:
+    """A conversation as the text the brief format makes of it."""
+    lines: list[str] = []
+    for turn in trajectory.turns:
+        message = turn.message
+        if message.role == "tool":
+            lines.append(f" {to_brief_result(message.content)}")
+        else:
+            lines += [f" {to_brief_call(call)}" for call in message.tool_calls] or [f" {message.content}"]
+    return "\n".join(lines)
+
+
+def list_fields(domain: Domain) -> list[str]:
+    """Names of tool parameters: the keys that values are told under."""
+    found: dict[str, Any] = {}
+    for tool in domain.database.tools.values():
+        found |= tool.parameters.get("properties", {})
+    return list(found)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    asyncio.run(make_base(given.out, minutes=given.minutes, seed=given.seed))

@@ -1,0 +1,168 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""The demonstration: cold start, then reinforcement learning with a user in the loop, on a laptop's CPU.
+
+Before and after, the agent serves users it has never met: other people, products, order numbers and wording.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
+from trialogue.errors import DomainError
+from trialogue.learn.sft import sft
+from trialogue.learn.train import Watch, train
+from trialogue.run import read_lines, write_json
+from trialogue.score.evaluate import evaluate
+from trialogue.task import Task
+from trialogue.world.find import find_domain
+
+LEVELS = (1, 2)
+"""Difficulty of the demonstration: one request per conversation, some of which the policy forbids."""
+TEST_TASKS = 256
+COLD_START = ("sft.faults=0.25", "sft.only_successes=false")
+"""The teacher errs like a real one; what it does wrong is imitated too, and left for learning to sort out."""
+
+
+Tell = Callable[[str], None]
+
+
+async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> dict[str, Any]:
+    """Run the whole and write `summary.json` and `curve.png` to the directory.
+
+    Returns the two evaluations and the summary; `tell` hears what comes next, `watch` each step.
+    """
+    clock = {"start": perf_counter()}
+    levels = f"tasks.levels={list(LEVELS)}"
+    place = [f"seed={seed}", levels, f"run.directory={json.dumps(str(directory))}"]
+
+    domain = find_domain("shop")
+    overlap = find_overlap(
+        domain.tasks("train", 2000, seed, levels=LEVELS),
+        domain.tasks("test", TEST_TASKS, seed, levels=LEVELS),
+    )
+    if overlap:
+        raise DomainError(f"train and test tasks share {sorted(overlap)[:5]}")
+    tell("train and test tasks share no person, product, order, address or wording")
+
+    tell("1. Cold start: imitate a careless teacher")
+    tuned = await sft(load_config(SftConfig, None, [*place, *COLD_START, "run.name=sft"]), watch=watch)
+    clock["sft"] = perf_counter()
+    before = await _test(tuned, "test-after-sft", place)
+    clock["eval_sft"] = perf_counter()
+
+    tell("2. Reinforcement learning: talk with users, learn from what came of it")
+    settings = [*place, "run.name=rl", f"learner.model={json.dumps(str(tuned))}"]
+    trained = await train(load_config(TrainConfig, None, settings), watch=watch)
+    clock["rl"] = perf_counter()
+    after = await _test(trained, "test-after-rl", place)
+    clock["end"] = perf_counter()
+
+    summary = {
+        "test_tasks": TEST_TASKS,
+        "levels": list(LEVELS),
+        "after_sft": _interval(before),
+        "after_rl": _interval(after),
+        "seconds": {
+            "base": 0.0,
+            "sft": round(clock["sft"] - clock["start"], 1),
+            "rl": round(clock["rl"] - clock["eval_sft"], 1),
+            "eval": round(clock["eval_sft"] - clock["sft"] + clock["end"] - clock["rl"], 1),
+            "total": round(clock["end"] - clock["start"], 1),
+        },
+        "seed": seed,
+    }
+    write_json(directory / "summary.json", summary)
+    draw_curve(trained, summary, directory / "curve.png")
+    return {"summary": summary, "before": before, "after": after}
+
+
+async def _test(model: Path, name: str, place: Iterable[str]) -> dict[str, Any]:
+    settings = [
+        *place,
+        f"run.name={name}",
+        f"agent.model={json.dumps(str(model))}",
+        "tasks.split=test",
+        f"tasks.count={TEST_TASKS}",
+        "limits.reply_tokens=64",
+        "limits.context_tokens=1024",
+        "rollout.concurrency=128",
+    ]
+    return await evaluate(load_config(EvalConfig, None, settings))
+
+
+def _interval(result: dict[str, Any]) -> dict[str, float]:
+    return {"pass^1": result["pass^1"], "low": result["pass^1_low"], "high": result["pass^1_high"]}
+
+
+def find_overlap(train_tasks: Iterable[Task], test_tasks: Iterable[Task]) -> set[str]:
+    """What two sets of tasks share: records, people, addresses, or the user's sentences."""
+    return set(_marks(train_tasks)) & set(_marks(test_tasks))
+
+
+def _marks(tasks: Iterable[Task]) -> Iterable[str]:
+    for task in tasks:
+        for table in task.setup.data.values():
+            for key, record in table.items():
+                yield str(key)
+                for field in ("name", "email", "postcode", "address"):
+                    if field in record:
+                        yield f"{field} {record[field]}"
+                for item in record.get("items", ()):
+                    yield f"product {item['name']}"
+        for wish in task.meta.get("agenda", {}).get("wishes", ()):
+            yield from wish["says"]
+
+
+def draw_curve(run: Path, summary: dict[str, Any], target: Path) -> None:
+    """Success while learning, and on the held-out tasks before and after, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = [line for _, line in read_lines(run / "metrics.jsonl")]
+    steps = [line for line in lines if "kind" not in line]
+    checks = [line for line in lines if line.get("kind") == "eval"]
+    figure, axes = pyplot.subplots(figsize=(8, 4.2), dpi=120)
+    axes.plot(
+        [line["step"] for line in steps],
+        [line.get("success", 0.0) for line in steps],
+        color="#9db4c8",
+        linewidth=1,
+        label="train tasks, sampled",
+    )
+    axes.errorbar(
+        [line["step"] for line in checks],
+        [line["pass^1"] for line in checks],
+        yerr=[
+            [line["pass^1"] - line["pass^1_low"] for line in checks],
+            [line["pass^1_high"] - line["pass^1"] for line in checks],
+        ],
+        color="#1f5f8b",
+        marker="o",
+        capsize=3,
+        label="dev tasks, greedy, 95 % interval",
+    )
+    last = max((line["step"] for line in steps), default=1)
+    for name, place, colour in (("after_sft", 0, "#b4436c"), ("after_rl", last, "#2e7d4f")):
+        value = summary[name]
+        axes.errorbar(
+            [place],
+            [value["pass^1"]],
+            yerr=[[value["pass^1"] - value["low"]], [value["high"] - value["pass^1"]]],
+            color=colour,
+            marker="D",
+            capsize=4,
+            label=f"{summary['test_tasks']} test tasks {name.replace('_', ' ')}",
+        )
+    axes.set(xlabel="step", ylabel="solved (pass^1)", ylim=(0, 1), title="Learning to serve users: shop")
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(target)
+    pyplot.close(figure)
