@@ -183,7 +183,7 @@ def test_values(text: str, schema: dict, value: object) -> None:
 def test_types_are_described_in_a_word() -> None:
     assert describe_type({"type": "array", "items": {"type": "string"}}) == "[string]"
     assert describe_type({"anyOf": [{"type": "integer"}, {"type": "null"}]}) == "integer"
-    assert describe_type({"enum": ["a", "b"]}) == "a|b"
+    assert describe_type({"enum": ["a", "b c"]}) == "a|'b c'"
     assert describe_type({}) == "any"
 
 

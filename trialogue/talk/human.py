@@ -187,7 +187,7 @@ def read_value(text: str, schema: Mapping[str, Any]) -> Any:
 def describe_type(schema: Mapping[str, Any]) -> str:
     """A parameter's type in a word or two, such as `string` or `a|b`."""
     if "enum" in schema:
-        return "|".join(str(value) for value in schema["enum"])
+        return "|".join(shlex.quote(str(value)) for value in schema["enum"])
     if "anyOf" in schema:
         kinds = [describe_type(option) for option in schema["anyOf"] if option.get("type") != "null"]
         return "|".join(kinds)
