@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -77,8 +77,9 @@ class Run:
         if kind is not None and about.get("kind") != kind:
             raise RunError(f"{path} is a run of kind '{about.get('kind')}', not '{kind}'")
         run = cls(path, _lock(path))
-        for file in (*path.glob("*.jsonl"), *(path / "trajectories").glob("*.jsonl")):
-            mend(file)
+        for folder in (path, path / "trajectories", path / "recordings"):
+            for file in folder.glob("*.jsonl"):
+                mend(file)
         run._describe(state="running")
         return run
 
@@ -195,11 +196,14 @@ def read_config(kind: type[C], path: Path) -> C:
 def read_about(path: Path) -> dict[str, Any]:
     """`run.json` of a run directory."""
     try:
-        return json.loads((path / "run.json").read_text(encoding="utf-8"))
+        about: Any = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} is no run directory: it has no run.json") from None
     except ValueError as error:
         raise RunError(f"{path / 'run.json'} is not JSON: {error}") from None
+    if not isinstance(about, dict):
+        raise RunError(f"{path / 'run.json'} holds no JSON object")
+    return cast("dict[str, Any]", about)
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
