@@ -143,7 +143,7 @@ class EngineSettings:
     gradient_checkpointing: bool = False
     max_tokens_per_micro_batch: int = 16384
     cache_bytes: int = 4 << 30  # keys and values kept for conversations
-    prefill_chunk: int = 2048  # new tokens in one sampler step
+    prefill_chunk: int = 4096  # new tokens in one sampler step
     keep_sessions: bool = True  # off: every turn is computed from its first token
     share_prefixes: bool = True
     seed: int = 0

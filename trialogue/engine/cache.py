@@ -249,5 +249,7 @@ def _plan_bucket(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], me
     hidden = torch.arange(length, device=device) > (starts[:, None] + steps)[:, :, None]
     bias = torch.zeros(hidden.shape, dtype=slab.shapes.dtype, device=device).masked_fill_(hidden, -torch.inf)
     picked = real.flatten().nonzero()[:, 0]
-    slots = torch.tensor([piece.slot for piece in chosen], device=device)
+    places = [piece.slot for piece in chosen]
+    in_order = places == list(range(places[0], places[0] + len(places)))
+    slots = slice(places[0], places[-1] + 1) if in_order else torch.tensor(places, device=device)
     return Bucket(tokens, picked, tokens[picked], len(chosen), count, length, bias[:, None], slots)

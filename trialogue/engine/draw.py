@@ -31,18 +31,21 @@ def draw_tokens(logits: Tensor, temperatures: Tensor, top_p: Tensor, noise: Tens
     Temperature 0 takes the most probable token and reports its log-probability at temperature 1.
     """
     greedy = temperatures == 0
+    any_greedy = bool(greedy.any())
     logits = logits.float()
     if bool((temperatures != 1).any()):
         logits = logits / torch.where(greedy, 1.0, temperatures)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    if bool(greedy.all()):
+    if any_greedy and bool(greedy.all()):
         tokens = logits.argmax(-1)
     else:
-        tokens = _invert(logprobs.exp(), noise)
+        probabilities = logprobs.exp()
+        tokens = _invert(probabilities, noise)
         cut = (top_p < 1) & ~greedy
         if bool(cut.any()):
-            tokens = torch.where(cut, _invert_nucleus(logprobs.exp(), top_p, noise), tokens)
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+            tokens = torch.where(cut, _invert_nucleus(probabilities, top_p, noise), tokens)
+        if any_greedy:
+            tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
