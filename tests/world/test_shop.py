@@ -18,7 +18,7 @@ from trialogue.world.domains.shop.catalogue import COLOURS, KINDS, make_database
 from trialogue.world.domains.shop.database import Reason, Topic
 from trialogue.world.domains.shop.generate import FAMILIES, LEVELS
 from trialogue.world.domains.shop.naive import make_says_done, make_transfers_all
-from trialogue.world.domains.shop.oracle import make_careless, make_oracle
+from trialogue.world.domains.shop.oracle import make_oracle
 
 
 async def hold(tasks: list[Task], agent: Any, trials: int = 1, seed: int = 0) -> list[Trajectory]:
@@ -282,7 +282,7 @@ async def test_naive_agents_earn_next_to_nothing(agent: Any):
 
 
 async def test_a_careless_teacher_errs_in_every_family_but_is_right_now_and_then():
-    held = await hold(domain.tasks("train", 220, levels=(1, 2)), make_careless(0.25), trials=2)
+    held = await hold(domain.tasks("train", 220, levels=(1, 2)), lambda task, seed: make_oracle(task, seed, faults=0.25), trials=2)
     assert not [item.error for item in held if item.error]
     assert 0.4 < sum(item.value for item in held) / len(held) < 0.85
     for family in ("cancel", "change_address", "change_payment", "refund", "return", "forbidden"):

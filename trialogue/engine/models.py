@@ -11,7 +11,7 @@ from pathlib import Path
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import find_weights
 
-BASE = Path(__file__).parent / "base"
+BASE = Path(__file__).parent / "weights" / "tiny"
 """A base of about a million weights that knows how to copy and nothing else; `make base` makes it anew."""
 
 

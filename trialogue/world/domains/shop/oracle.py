@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, cast, get_args
@@ -34,7 +34,7 @@ RULES: dict[str, str] = {
     "website problem": r"website",
     "refund": r"refund|gift card",
     "exchange": r"\bexchang",
-    "return": r"\breturn|\bsend\b.*\bback\b",
+    "return": r"\breturn|\b(?:send|take)\b.*\bback\b",
     "cancel": r"\bcancel",
     "change_items": r"\breplac|\bswap",
     "change_address": r"\b(?:chang|new|another|different)\w*\b.*\baddress|\baddress\b.*\bchang",
@@ -353,12 +353,8 @@ def report(request: Request, arguments: Data) -> str:
             return f"The {request.item['name']} of {order} has been {verb}."
 
 
-def make_oracle(task: Task, seed: int) -> Oracle:
-    """The oracle for a conversation. The task itself is not looked at."""
-    return Oracle(f"{task.id}/{seed}")
-
-
-def make_careless(faults: float) -> Callable[[Task, int], Oracle]:
-    """A source of oracles that err: with this probability each they decide without looking the order up,
-    misjudge the policy, do not ask for the reason or the final yes, or get a value wrong."""
-    return lambda task, seed: Oracle(f"{task.id}/{seed}", faults)
+def make_oracle(task: Task, seed: int, faults: float = 0.0) -> Oracle:
+    """The oracle for a conversation; the task itself is not looked at. With `faults` it errs: with this
+    probability each it decides without looking the order up, misjudges the policy, does not ask for the
+    reason or the final yes, or gets a value wrong."""
+    return Oracle(f"{task.id}/{seed}", faults)

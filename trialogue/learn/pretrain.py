@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Makes the tiny base that comes with the package: a tokenizer, random weights, then lessons in copying.
 
-    python -m trialogue.learn.base OUT [--minutes 8]
+    python -m trialogue.learn.pretrain OUT [--minutes 8]
 
 The tokenizer sees conversations of the shop's train split, so that it knows the words; the weights see only
 lessons, so the base knows the format and how to copy, and nothing about any task.
