@@ -284,6 +284,123 @@ def score_verb(path: str, domain: str | None, data: str | None, as_json: bool) -
     sys.exit(0 if all(row.same for row in rows) else 1)
 
 
+# -- learning ----------------------------------------------------------------------------------------------
+
+
+@main.command("sft")
+@click.argument("file", required=False, metavar="[CONFIG]")
+@SETTINGS
+@click.option("--side", type=click.Choice(["agent", "user"]), help="Whose turns are learned.")
+@click.option("--resume", metavar="RUN", help="Go on with a run directory.")
+@JSON
+def sft_verb(
+    file: str | None, settings: tuple[str, ...], side: str | None, resume: str | None, as_json: bool
+) -> None:
+    """Fine-tune a model on recorded conversations, or on those of a domain's oracle.
+
+    \b
+    trialogue sft sft.count=2000 sft.faults=0.25
+    trialogue sft sft.examples=runs/rollout-shop-1 learner.model=smollm2
+    """
+    from trialogue.config import SftConfig
+    from trialogue.learn.sft import sft
+
+    extra = [] if side is None else [f"sft.side={side}"]
+    _learn(sft, SftConfig, file, (*extra, *settings), resume, as_json)
+
+
+@main.command("train")
+@click.argument("file", required=False, metavar="[CONFIG]")
+@SETTINGS
+@click.option("--resume", metavar="RUN", help="Go on with a run directory.")
+@JSON
+def train_verb(file: str | None, settings: tuple[str, ...], resume: str | None, as_json: bool) -> None:
+    """Train an agent by reinforcement learning with a user in the loop.
+
+    \b
+    trialogue train learner.model=runs/sft-shop-1 training.steps=100
+    trialogue train configs/shop-smollm2.toml optimizer.learning_rate=1e-5
+    """
+    from trialogue.config import TrainConfig
+    from trialogue.learn.train import train
+
+    _learn(train, TrainConfig, file, settings, resume, as_json)
+
+
+def _learn(
+    verb: Any, kind: Any, file: str | None, settings: tuple[str, ...], resume: str | None, as_json: bool
+) -> None:
+    import asyncio
+
+    from trialogue.config import load_config
+    from trialogue.run import read_about
+    from trialogue.view.terminal import show_steps
+
+    if file is not None and "=" in file:
+        settings, file = (file, *settings), None
+    config = load_config(kind, file, settings)
+    with show_steps(quiet=as_json) as watch:
+        path = asyncio.run(verb(config, resume=Path(resume) if resume else None, watch=watch))
+    state = read_about(path)["state"]
+    if as_json:
+        _print_json({"run": str(path), "state": state})
+    elif state == "stopped":
+        click.echo(f"stopped and saved; go on with: trialogue {verb.__name__} --resume {path}")
+    else:
+        click.echo(f"model: {path / 'model'}")
+        click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}")
+        click.echo(f"talk to it: trialogue chat {path}")
+
+
+@main.command("chat")
+@click.argument("run")
+@click.argument("domain", default="shop")
+@SETTINGS
+@click.option("--seed", type=int, help="Seed of every random choice.")
+@click.pass_context
+def chat_verb(ctx: click.Context, run: str, domain: str, settings: tuple[str, ...], seed: int | None) -> None:
+    """Talk to a trained agent as the user: RUN is a run directory or a folder of weights."""
+    small = ("limits.reply_tokens=64", "limits.context_tokens=1024", *settings)
+    ctx.invoke(
+        play_verb,
+        domain=domain,
+        settings=small,
+        side="user",
+        task=None,
+        as_json=False,
+        split=None,
+        seed=seed,
+        agent=run,
+        user=None,
+        data=None,
+    )
+
+
+@main.command("demo")
+@click.option("--out", default="runs/demo", show_default=True, help="Folder for everything it writes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
+@JSON
+def demo_verb(out: str, seed: int, as_json: bool) -> None:
+    """Train the built-in shop's agent on this machine's CPU: cold start, then learning from users."""
+    import asyncio
+
+    from trialogue.errors import ConfigError
+    from trialogue.learn.demo import demonstrate
+    from trialogue.view.terminal import show_demo, show_steps
+
+    directory = Path(out)
+    if (directory / "sft").exists():
+        raise ConfigError(
+            f"{directory} holds a demonstration already; remove it, or choose another with --out"
+        )
+    with show_steps(quiet=as_json) as watch:
+        result = asyncio.run(demonstrate(directory, seed, lambda text: click.echo(text, err=as_json), watch))
+    if as_json:
+        _print_json(result["summary"])
+    else:
+        show_demo(result["before"], result["after"], result["summary"], directory)
+
+
 @main.command("report")
 @click.argument("run", type=click.Path(exists=True, file_okay=False))
 @JSON
@@ -306,18 +423,22 @@ def report_verb(run: str, as_json: bool) -> None:
 
 
 @main.command("config")
+@click.argument("verb", required=False, type=click.Choice(["eval", "sft", "train"]))
 @JSON
-def config_verb(as_json: bool) -> None:
-    """List every setting: key, default and meaning."""
-    from trialogue.config import EvalConfig, list_keys
+def config_verb(verb: str | None, as_json: bool) -> None:
+    """List every setting of a VERB, or of all: key, default and meaning."""
+    from trialogue.config import EvalConfig, SftConfig, TrainConfig, list_keys
 
-    keys = list(list_keys(EvalConfig))
+    kinds = {"eval": EvalConfig, "sft": SftConfig, "train": TrainConfig}
+    keys = {name: list(list_keys(kind)) for name, kind in kinds.items() if verb in (None, name)}
     if as_json:
-        _print_json([key._asdict() for key in keys])
+        _print_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
         return
-    for key in keys:
-        click.echo(f"{key.key} = {json.dumps(key.default, ensure_ascii=False)}")
-        click.echo(f"    {key.meaning}")
+    for name, found in keys.items():
+        click.echo(f"# trialogue {name}")
+        for key in found:
+            click.echo(f"{key.key} = {json.dumps(key.default, ensure_ascii=False)}")
+            click.echo(f"    {' '.join(key.meaning.split())}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -158,3 +159,63 @@ def show_check(checked: dict[str, Any], played: int, console: Console | None = N
     console.print(
         Text(text).append(verdict, style="bold green" if checked["ok"] else "bold red"), soft_wrap=True
     )
+
+
+@contextmanager
+def show_steps(quiet: bool = False) -> Generator[Callable[[int, dict[str, Any]], None]]:
+    """One plain line per step of learning: what a person or a log wants to follow."""
+    started = monotonic()
+    last = 0.0
+
+    def tell(step: int, metrics: dict[str, Any]) -> None:
+        nonlocal last
+        if quiet:
+            return
+        passed = monotonic() - started
+        if metrics.get("kind") == "eval":
+            line = f"step={step} dev pass^1={metrics.get('pass^1', float('nan')):.3f}"
+        elif "reward" in metrics:
+            shown = {
+                "reward": metrics["reward"],
+                "turns": metrics["turns"],
+                "flat": metrics["flat_groups"],
+                "entropy": metrics.get("entropy", float("nan")),
+            }
+            line = f"step={step} " + " ".join(f"{name}={value:.3f}" for name, value in shown.items())
+            line += f" failed={metrics['failed']}" if metrics["failed"] else ""
+        else:
+            if passed - last < 2 and "validation_loss" not in metrics:
+                return
+            line = f"step={step}/{metrics.get('steps', '?')} loss={metrics.get('loss', float('nan')):.3f}"
+            if "validation_loss" in metrics:
+                line += f" validation={metrics['validation_loss']:.3f}"
+        last = passed
+        print(f"{line} s={passed:.0f}", flush=True)
+
+    yield tell
+
+
+def show_demo(
+    before: dict[str, Any], after: dict[str, Any], summary: dict[str, Any], directory: Path
+) -> None:
+    """What the demonstration came to, before and after learning from users."""
+    console = Console()
+    table = Table(title=f"{summary['test_tasks']} held-out test tasks", title_justify="left")
+    table.add_column("")
+    for heading in ("after SFT", "95 %", "after RL", "95 %"):
+        table.add_column(heading, justify="right")
+    rows = [("all", before, after)]
+    rows += [(name, before["families"][name], after["families"][name]) for name in before["families"]]
+    for name, old, new in rows:
+        table.add_row(
+            name,
+            f"{old['pass^1']:.1%}",
+            f"{old['pass^1_low']:.0%}–{old['pass^1_high']:.0%}",
+            f"{new['pass^1']:.1%}",
+            f"{new['pass^1_low']:.0%}–{new['pass^1_high']:.0%}",
+        )
+    console.print(table)
+    console.print(
+        f"{summary['seconds']['total']:.0f} s in all; curve: {directory / 'curve.png'}", soft_wrap=True
+    )
+    console.print(f"talk to it: trialogue chat {directory / 'rl'}", soft_wrap=True)
