@@ -282,7 +282,11 @@ async def test_naive_agents_earn_next_to_nothing(agent: Any):
 
 
 async def test_a_careless_teacher_errs_in_every_family_but_is_right_now_and_then():
-    held = await hold(domain.tasks("train", 220, levels=(1, 2)), lambda task, seed: make_oracle(task, seed, faults=0.25), trials=2)
+    held = await hold(
+        domain.tasks("train", 220, levels=(1, 2)),
+        lambda task, seed: make_oracle(task, seed, faults=0.25),
+        trials=2,
+    )
     assert not [item.error for item in held if item.error]
     assert 0.4 < sum(item.value for item in held) / len(held) < 0.85
     for family in ("cancel", "change_address", "change_payment", "refund", "return", "forbidden"):
