@@ -107,7 +107,7 @@ def find_unsaid(task: Task, trajectory: Trajectory) -> list[str]:
 
 
 def is_said(wording: str, text: str) -> bool:
-    """Whether a plain text holds a wording. A longer number does not say a shorter one: 15 or 5.20 is no 5."""
+    """Whether a plain text holds a wording. A longer number says no shorter one: 15 or 5.20 is no 5."""
     wanted = re.escape(_plain(wording))
     before = r"(?<!\d)(?<!\d\.)" if wanted[:1].isdigit() else ""
     after = r"(?!\d)(?!\.\d*[1-9])" if wanted[-1:].isdigit() else ""
