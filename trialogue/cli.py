@@ -75,16 +75,41 @@ def init_verb(name: str, as_json: bool) -> None:
 
 
 @main.command("check")
-@click.argument("domain")
+@click.argument("domain", required=False)
 @click.option("--tasks", "count", type=click.IntRange(1), help="How many tasks; the domain's own default.")
 @click.option("--split", help="Only the tasks of this split.")
 @click.option("--seed", type=int, default=0, help="Seed of the tasks, where they are generated.")
+@click.option(
+    "--contamination",
+    nargs=2,
+    metavar="TRAIN TEST",
+    help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
+)
 @DATA
 @JSON
 def check_verb(
-    domain: str, count: int | None, split: str | None, seed: int, data: str | None, as_json: bool
+    domain: str | None,
+    count: int | None,
+    split: str | None,
+    seed: int,
+    contamination: tuple[str, str] | None,
+    data: str | None,
+    as_json: bool,
 ) -> None:
     """Prove a DOMAIN: schemas are valid, every gold replay scores 1, every untouched state scores 0."""
+    if contamination is not None:
+        from trialogue.score.contamination import find_contamination
+
+        found = find_contamination(*contamination, data)
+        if as_json:
+            _print_json(found.to_data())
+            return
+        for name, others in found.pairs.items():
+            click.echo(f"{name}  {' '.join(others)}")
+        click.echo(found.to_line())
+        return
+    if domain is None:
+        raise click.UsageError("name a DOMAIN to check, or two sets with --contamination TRAIN TEST")
     from trialogue.score.check import check
     from trialogue.view.terminal import show_check
     from trialogue.world.find import find_domain
@@ -268,10 +293,21 @@ def rollout_verb(
 @main.command("score")
 @click.argument("path", type=click.Path(exists=True))
 @click.option("--domain", help="The domain, where the file does not name one that can be found.")
+@click.option("--benchmark", help="Grade what a benchmark's own code recorded, such as tau2:retail.")
 @DATA
 @JSON
-def score_verb(path: str, domain: str | None, data: str | None, as_json: bool) -> None:
+def score_verb(path: str, domain: str | None, benchmark: str | None, data: str | None, as_json: bool) -> None:
     """Grade recorded conversations again, from a run directory or a JSONL file alone."""
+    if benchmark is not None:
+        from trialogue.score.benchmarks.recorded import score_recorded
+
+        graded = score_recorded(path, benchmark, data)
+        if as_json:
+            _print_json([row.to_data() for row in graded])
+            return
+        for row in graded:
+            click.echo(row.to_line())
+        return
     from trialogue.score.rescore import rescore
 
     rows = rescore(Path(path), domain, data)

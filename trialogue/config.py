@@ -123,8 +123,13 @@ class LossSettings(Section):
     @property
     def clips(self) -> tuple[float, float]:
         """The bounds in force: those given, else the usual ones of the loss."""
-        low, high = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.2, 4.0)}.get(self.name, (0.2, 0.2))
-        return (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+        low, high = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.2, 4.0)}.get(
+            self.name, (0.2, 0.2)
+        )
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
 
 
 class Learner(Section):
@@ -271,6 +276,8 @@ class EvalConfig(Section):
     """Seed of every random choice."""
     agent: Speaker = Speaker(model="oracle")
     user: Speaker = Speaker(model="agenda")
+    judge: Speaker = Speaker()
+    """Who judges what only a reader can, where a benchmark asks for it; left out where empty."""
     tasks: Tasks = Tasks()
     limits: Limits = Limits()
     rollout: Rollout = Rollout()

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -66,6 +67,10 @@ async def evaluate(
     agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed)
     user = find_model(config.user, "user", domain, config.limits, config.seed)
     made = [user] if given is not None else [agent, user]
+    if config.judge.model:
+        judge = find_model(config.judge, "user", domain, config.limits, config.seed)
+        made.append(judge)
+        domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     held: list[Trajectory] = []
     failed: list[Trajectory] = []
     if resume is not None:

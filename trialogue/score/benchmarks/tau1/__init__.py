@@ -13,7 +13,7 @@ from trialogue.score.benchmarks.tau1.airline import AirlineTools
 from trialogue.score.benchmarks.tau1.grade import grade
 from trialogue.score.benchmarks.tau1.retail import RetailTools
 from trialogue.score.benchmarks.tau1.world import Tau1Domain
-from trialogue.score.benchmarks.toolkit import to_raw_tools
+from trialogue.score.benchmarks.toolkit import hash_prompts, to_raw_tools
 from trialogue.task import Task
 from trialogue.trajectory import Turn
 from trialogue.world.tools import Tool
@@ -46,6 +46,7 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
     around = files.read_user_prompt(folder)
     writes = frozenset(tool.name for tool in tools.values() if tool.writes)
     name = f"tau:{domain}"
+    policy = read_text(folder, "wiki")
     own = [part for part, given in (("tools", schemas), ("user prompt", around)) if given is None]
 
     def user_prompt(task: Task) -> str:
@@ -54,7 +55,7 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
 
     return Tau1Domain(
         name=name,
-        policy=read_text(folder, "wiki"),
+        policy=policy,
         database=toolkit.load(files.read_database(folder, domain)),
         tasks=files.find_tasks(folder, domain, name, writes),
         reward=grade,
@@ -67,6 +68,7 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
         notes={
             "benchmark": "TAU1",
             "wording": f"{' and '.join(own)} in our own words: not comparable" if own else "official",
+            "prompts": hash_prompts(policy, [tool.schema for tool in tools.values()], around),
         },
         agent_tools=tools,
     )

@@ -1,0 +1,111 @@
+"""Gold replays of TAU2 and TAU-bench a second, and memory: python speed/benchmarks.py --data DIR
+
+An episode opens a task's world, makes its gold calls and grades the result; CPU time of one core, best of
+several rounds. Memory is that of a thousand worlds, each opened and its gold calls made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+from trialogue.messages import Message, ToolCall
+from trialogue.score.benchmarks import tau1, tau2
+from trialogue.score.reward import grade
+from trialogue.task import Task
+from trialogue.trajectory import Trajectory, Turn
+
+DOMAINS: dict[str, Callable[[str | None], Any]] = {
+    "tau2:retail": lambda data: tau2.find("retail@v0.2", data),
+    "tau2:airline": lambda data: tau2.find("airline@v0.2", data),
+    "tau2:telecom": lambda data: tau2.find("telecom", data),
+    "tau:retail": lambda data: tau1.find("retail", data),
+    "tau:airline": lambda data: tau1.find("airline", data),
+}
+OFFICIAL = {
+    "tau2:retail": 1.46,
+    "tau2:airline": 0.59,
+    "tau2:telecom": 17.0,
+    "tau:retail": 2.8,
+    "tau:airline": 1.3,
+}
+"""Episodes a second of the benchmarks' own code on such a core."""
+
+
+def to_trajectory(task: Task) -> Trajectory:
+    """A conversation in which everything gold is done and said."""
+    turns = [
+        Turn(side="agent", message=Message(role="assistant", content=". ".join(map(str, task.expected.say))))
+    ]
+    for number, call in enumerate(task.expected.calls):
+        made = ToolCall(id=str(number), name=call.name, arguments=call.arguments)
+        role = "assistant" if call.side == "agent" else "user"
+        turns.append(Turn(side=call.side, message=Message(role=role, tool_calls=(made,))))
+    return Trajectory(id=task.id, task=task, turns=tuple(turns), end="user_stop")
+
+
+def play(domain: Any, task: Task, trajectory: Trajectory) -> Any:
+    environment = domain.open(task)
+    for call in task.expected.calls:
+        environment.call(call.name, call.arguments, call.side)
+    reward: Any = grade(task, trajectory, environment)
+    assert reward.value == 1.0, (task.id, reward)
+    return environment
+
+
+def measure(domain: Any, split: str, rounds: int) -> tuple[float, float, float]:
+    """Episodes a second, and KB of a world before and after its calls."""
+    pairs = [(task, to_trajectory(task)) for task in domain.tasks(split)]
+    for task, trajectory in pairs:  # what is found once per task is found here
+        play(domain, task, trajectory)
+    best = float("inf")
+    for _ in range(rounds):
+        started = time.process_time()
+        for task, trajectory in pairs:
+            play(domain, task, trajectory)
+        best = min(best, time.process_time() - started)
+    gc.collect()
+    tracemalloc.start()
+    opened = [domain.open(pairs[number % len(pairs)][0]) for number in range(1000)]
+    before = tracemalloc.get_traced_memory()[0]
+    del opened
+    held = [play(domain, *pairs[number % len(pairs)]) for number in range(1000)]
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(held) == 1000
+    return len(pairs) / best, before / 1024 / 1000, after / 1024 / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="folder with the benchmarks' data; TRIALOGUE_DATA otherwise")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows: dict[str, dict[str, float]] = {}
+    for name, find in DOMAINS.items():
+        split = "base" if name.startswith("tau2") else "test"
+        speed, opened, played = measure(find(options.data), split, options.rounds)
+        rows[name] = {
+            "episodes_per_second": round(speed),
+            "times_official": round(speed / OFFICIAL[name]),
+            "kb_opened": round(opened, 1),
+            "kb_played": round(played, 1),
+        }
+        if not options.json:
+            row = rows[name]
+            print(
+                f"{name:13} {row['episodes_per_second']:6.0f} episodes/s, {row['times_official']:.0f}x theirs"
+                f"  {row['kb_opened']:.1f} KB opened, {row['kb_played']:.1f} KB played"
+            )
+    if options.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
