@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from trialogue.engine import SamplingParams
+from trialogue.engine import Completion, SamplingParams
 from trialogue.engine.draw import draw_tokens, uniform_noise
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
@@ -100,6 +100,48 @@ async def test_a_small_budget_evicts_and_computes_again(kind, make_model, open_e
     slab = tight.sampler.slab
     held = slab.slots * slab.capacity + sum(len(prefix.tokens) for prefix in tight.sampler.prefixes)
     assert held * tight.sampler.token_bytes <= 2 * needed
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_coming_and_going_gives_what_plain_computation_gives(seed, make_model, open_engine):
+    """Conversations that start late, end early, rewrite their history and crowd each other out."""
+    draw = random.Random(seed)
+    plain = open_engine(make_model("lfm2"), keep_sessions=False, share_prefixes=False)
+    engine = open_engine(
+        make_model("lfm2"),
+        cache_bytes=draw.choice([250, 400, 1000]) * plain.sampler.token_bytes,
+        prefill_chunk=33,
+    )
+    trunks = [make_prompt(50 + number, draw.randrange(33, 50)) for number in range(2)]
+    trunks.append(trunks[0] + make_prompt(60, 35))
+
+    async def hold(name: str) -> None:
+        tokens = draw.choice(trunks) + make_prompt(draw.randrange(1000), draw.randrange(1, 9))
+        await asyncio.sleep(draw.random() * 0.05)
+        for _ in range(draw.randrange(1, 4)):
+            params = SamplingParams(max_tokens=draw.randrange(1, 8), seed=draw.randrange(100))
+            (found,) = await engine.sample([tokens], params, session=name)
+            asked.append((tokens, params, found))
+            tokens = (
+                tokens[: draw.choice([20, 60, 1000])] + found.tokens + make_prompt(draw.randrange(1000), 5)
+            )
+            if draw.random() < 0.2:
+                await engine.end_session(name)
+
+    asked: list[tuple[list[int], SamplingParams, Completion]] = []
+    await asyncio.gather(*(hold(str(number)) for number in range(12)))
+    for tokens, params, found in asked:
+        (wanted,) = await plain.sample([tokens], params)
+        assert wanted.tokens == found.tokens
+        assert wanted.logprobs == pytest.approx(found.logprobs, abs=1e-4)
+
+
+async def test_logits_that_are_not_finite_are_an_error(open_engine):
+    engine = open_engine("llama")
+    with torch.no_grad():
+        engine.model.get_output_embeddings().weight[3] = torch.nan
+    with pytest.raises(EngineError, match="not finite"):
+        await engine.sample([[1, 2]], SamplingParams(max_tokens=2))
 
 
 async def test_a_sequence_larger_than_the_budget_is_refused(open_engine):

@@ -198,10 +198,13 @@ class Sampler:
             if found is None:
                 return
             tokens = list(found)
-            holders = [cached for cached in alone if cached.tokens[: len(tokens)] == tokens]
-            prefix = self._make_prefix(tokens, holders)
-            if prefix is None:
+            if not self._reserve(0, 0, len(tokens)):
                 return
+            # Making room may have evicted some of those found.
+            holders = [
+                cached for cached in alone if cached.slot >= 0 and cached.tokens[: len(tokens)] == tokens
+            ]
+            prefix = self._make_prefix(tokens, holders)
             prefix.used = self.clock
             self.prefixes.append(prefix)
             for cached in holders:
@@ -225,9 +228,7 @@ class Sampler:
                 cached.prefix, cached.tokens = prefix, list(prefix.tokens)
                 prefix.used = self.clock
 
-    def _make_prefix(self, tokens: list[int], holders: Sequence[Cached]) -> Prefix | None:
-        if not self._reserve(0, 0, len(tokens)):
-            return None
+    def _make_prefix(self, tokens: list[int], holders: Sequence[Cached]) -> Prefix:
         if holders:
             return self.slab.to_prefix(holders[0].slot, tokens)
         slab = Slab(self.wiring.shapes, 1, len(tokens), self.device)
@@ -395,6 +396,8 @@ class Sampler:
             torch.tensor([request.params.top_p for request in drawing], device=device),
             noise,
         )
+        if not bool(torch.isfinite(logprobs).all()):
+            raise EngineError("the model gives logits that are not finite: its weights have diverged")
         ended: list[Request] = []
         for request, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
             request.sequence.append(token)

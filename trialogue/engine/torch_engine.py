@@ -14,6 +14,7 @@ import concurrent.futures
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -55,14 +56,7 @@ class TorchEngine:
     ) -> None:
         self.settings = settings or EngineSettings()
         self.device = find_device(self.settings.device)
-        # Even loading happens on the worker thread: OpenMP keeps a pool of threads for every thread that ever
-        # computed, and two pools on the same cores halve the speed of small operations.
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
-        try:
-            self._thread.submit(self._build, source).result()
-        except BaseException:
-            self.close()
-            raise
+        find_worker().submit(self._build, source).result()
         self._requests = 0
         self._unpublished = False
         self._driver: asyncio.Task[None] | None = None
@@ -116,8 +110,8 @@ class TorchEngine:
         return self.sampler.weight_version
 
     def close(self) -> None:
-        """Let the worker thread go; the engine cannot be used afterwards."""
-        self._thread.shutdown(wait=True)
+        """Let go of everything cached."""
+        find_worker().submit(self.sampler.reset).result()
 
     # -- sampling --------------------------------------------------------------------------------------
 
@@ -215,7 +209,7 @@ class TorchEngine:
             raise
 
     async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(find_worker(), function, *arguments)
 
     # -- training --------------------------------------------------------------------------------------
 
@@ -269,6 +263,13 @@ class TorchEngine:
         self._unpublished = bool(counters["unpublished"])
         self._requests = counters["requests"]
         self.update.skipped = counters["skipped"]
+
+
+@cache
+def find_worker() -> concurrent.futures.ThreadPoolExecutor:
+    """The one thread that computes, for all engines of the process and even for loading: OpenMP keeps a pool
+    for every thread that ever computed, and two pools on the same cores halve the speed of small steps."""
+    return concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
 
 
 def find_device(name: str) -> torch.device:
