@@ -213,9 +213,14 @@ def test_rollout_and_report(folder: Path) -> None:
 
 def test_config_lists_every_key(folder: Path) -> None:
     keys = ask(folder, "config")
-    assert {"key": "seed", "default": 0, "meaning": "Seed of every random choice."} in keys
+    seed = {"verb": "eval", "key": "seed", "default": 0, "meaning": "Seed of every random choice."}
+    assert seed in keys
     assert all(key["meaning"] for key in keys)
-    assert 'user.model = "agenda"' in run(folder, "config").stdout
+    shown = run(folder, "config", "eval").stdout
+    assert 'user.model = "agenda"' in shown
+    assert len([line for line in shown.splitlines() if " = " in line and line[0] != " "]) == len(
+        [key for key in keys if key["verb"] == "eval"]
+    )
 
 
 def test_a_file_of_settings_and_overrides(folder: Path) -> None:
