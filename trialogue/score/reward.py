@@ -130,7 +130,7 @@ def regrade(
     if trajectory.end == "error":
         return None, mismatches
     waiting: list[ToolCall] = []
-    for turn in trajectory.turns:
+    for turn in trajectory.turns[len(environment.history) :]:  # a history is already carried out
         waiting += turn.message.tool_calls
         if turn.message.role != "tool":
             continue

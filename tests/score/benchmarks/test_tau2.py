@@ -12,7 +12,7 @@ from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.score.benchmarks import tau2
 from trialogue.score.benchmarks.tau2.grade import judge_state
-from trialogue.score.reward import grade
+from trialogue.score.reward import grade, regrade
 from trialogue.talk.rollout import attempt, rollout
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
@@ -176,6 +176,15 @@ def test_a_history_is_taken_up(data: Path) -> None:
     trajectory = hold(domain, task, agent, ["Mark it completed.", "###STOP###"])
     assert [turn.side for turn in trajectory.turns[:5]] == ["user", "agent", "agent", "agent", "user"]
     assert trajectory.value == 1.0
+
+
+def test_a_conversation_with_a_history_is_graded_again(data: Path) -> None:
+    domain = tau2.find("mock", str(data))
+    task = find_task(domain, "update_task_with_message_history")
+    agent = [call("update_task_status", task_id="task_2", status="completed"), "Done."]
+    trajectory = hold(domain, task, agent, ["Mark it completed.", "###STOP###"])
+    reward, mismatches = regrade(trajectory, domain.open(task))
+    assert (reward, mismatches) == (trajectory.reward, [])
 
 
 def test_ten_errors_in_all_end_it(data: Path) -> None:

@@ -115,7 +115,12 @@ def to_task(raw: Mapping[str, Any], domain: str, writes: frozenset[str], split: 
         assertions: list[Mapping[str, Any]] = criteria.get("env_assertions") or []
         said = tuple(criteria.get("communicate_info") or ())
         basis = criteria.get("reward_basis") or DEFAULT_BASIS
-        must_say = bool(said) and "COMMUNICATE" in basis
+        is_asked = (
+            bool(assertions)
+            or (bool(said) and "COMMUNICATE" in basis)
+            or (bool(actions) and "ACTION" in basis)
+            or any(item["name"] in writes for item in actions)
+        )
         meta["criteria"] = {
             "reward_basis": basis,
             "is_state_given": criteria.get("actions") is not None
@@ -135,7 +140,7 @@ def to_task(raw: Mapping[str, Any], domain: str, writes: frozenset[str], split: 
                 )
                 for item in assertions
             ),
-            nothing=not assertions and not must_say and not any(item["name"] in writes for item in actions),
+            nothing=not is_asked,
         )
     for key in ("ticket", "user_tools"):
         if raw.get(key) is not None:
