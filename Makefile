@@ -4,19 +4,20 @@ PYTHON ?= python3
 EXTRAS := train,mcp,synthesize,dev
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
-DEMO   := $(BIN)/trialogue eval shop --user agenda --split test --tasks 100 --trials 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo base test check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv, or refresh it when pyproject.toml or constraints.txt changed
 
-demo: $(STAMP) ## evaluate a naive agent and the oracle on the built-in shop
-	$(DEMO) --agent naive
-	$(DEMO) --agent oracle
+demo: $(STAMP) ## train an agent for the built-in shop on this CPU and evaluate it before and after
+	$(BIN)/trialogue demo
+
+base: $(STAMP) ## make the tiny base model anew (about half an hour)
+	$(BIN)/python -m trialogue.learn.pretrain trialogue/engine/weights/tiny
 
 test: $(STAMP) ## run the tests; ARGS="-k talk -n 2" goes to pytest
 	$(BIN)/pytest tests --ignore=tests/hosts -m "not slow" $(ARGS)

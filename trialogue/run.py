@@ -164,6 +164,17 @@ def write_json(path: Path, data: Any) -> None:
     partial.replace(path)
 
 
+def set_aside(path: Path) -> Path | None:
+    """Give an existing folder another name, so that nothing in it is lost. Returns where it is now."""
+    if not path.exists():
+        return None
+    number = 1
+    while (aside := path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    path.rename(aside)
+    return aside
+
+
 def list_checkpoints(path: Path) -> list[Path]:
     """The whole checkpoints of a run, oldest first."""
     return sorted(item for item in (path / "checkpoints").glob("step-*") if (item / "trainer.json").is_file())

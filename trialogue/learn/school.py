@@ -36,7 +36,8 @@ WORDS = tuple(
     thought through time to today together told tomorrow too took toward tried try two under understand
     until up upon us use used usual very wait want was way we week well went were what when where which
     while who whole why will wish with within without wonder word work would write wrong year yes
-    yesterday yet you your
+    yesterday yet you your that's it's
+    i'm i've i'd don't can't won't you're there's here's what's let's isn't
     """.split()  # noqa: SIM905 - easier to read than a list of strings
 )
 """Words that fill the lessons; the tokenizer is given them too, so that no common word is strange later."""
@@ -83,19 +84,14 @@ def _thing(random: Random) -> str:
     return " ".join(_word(random) for _ in range(random.randint(1, 2)))
 
 
-def _words(random: Random) -> str:
-    return " ".join(random.choices(WORDS, k=random.randint(1, 3)))
-
-
 KINDS: dict[str, Callable[[Random], str]] = {
     "name": _name,
     "email": _mail,
     "postcode": _digits,
     "address": _street,
     "total": _price,
-    "id": _code,
-    "thing": _thing,
-    "words": _words,
+    "order_id": _code,
+    "item": _thing,
 }
 """Kinds of values that can be told by their looks; a lesson may also name them by any other key."""
 
@@ -125,22 +121,7 @@ class _Lesson:
     def write(self) -> Row:
         random = self.random
         while self.keys:
-            told = [self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 3)))]
-            self.put(self.roles["user"])
-            kinds = random.sample(list(KINDS), len(told))
-            for key, kind in zip(told, kinds, strict=True):
-                self.filler()
-                if random.random() < 0.5:
-                    self.put(f" {key}")
-                self.known[key] = KINDS[kind](random)
-                self.put(f" {self.known[key]}" + random.choice(["", "", ".", ","]))
-            self.filler()
-            # A key given with its kind is found by its looks; else it has to be told by its key.
-            self.put(self.roles["assistant"], self.roles["call"], f" {random.choice(WORDS)}")
-            order = random.sample(range(len(told)), len(told))
-            for place, number in enumerate(order):
-                self.put(" |" if place else "", f" {kinds[number]} {told[number]}:")
-                self.repeat(told[number])
+            self.tell_and_call([self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 3)))])
             self.put(self.roles["end"], self.roles["tool"])
             listed = [self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 4)))]
             for place, key in enumerate(listed):
@@ -149,11 +130,31 @@ class _Lesson:
             self.put(self.roles["assistant"])
             for _ in range(random.randint(1, 2)):
                 self.filler()
-                key = random.choice(listed or told)
+                key = random.choice(listed or list(self.known))
                 self.put(f" {key}" + random.choice(["", ":", " is"]))
                 self.repeat(key)
             self.put(self.roles["end"])
         return Row(self.tokens, self.mask, [0.0] * len(self.tokens), [0.0] * len(self.tokens))
+
+    def tell_and_call(self, keys: list[str]) -> None:
+        """A person tells values; a call repeats them. A key that is the name of its kind is found by the
+        looks of the value, any other one by the word before it."""
+        random = self.random
+        told: list[str] = []
+        self.put(self.roles["user"])
+        for key, kind in zip(keys, random.sample(list(KINDS), len(keys)), strict=True):
+            by_looks = random.random() < 0.6
+            told.append(kind if by_looks else key)
+            self.known[told[-1]] = KINDS[kind](random)
+            self.filler()
+            if not by_looks or random.random() < 0.2:
+                self.put(f" {told[-1]}" + random.choice(["", "", " is", ":"]))
+            self.put(f" {self.known[told[-1]]}" + random.choice(["", "", ".", ","]))
+        self.filler()
+        self.put(self.roles["assistant"], self.roles["call"], f" {random.choice(WORDS)}")
+        for place, key in enumerate(random.sample(told, len(told))):
+            self.put(" |" if place else "", f" {key}:")
+            self.repeat(key)
 
     def put(self, *pieces: str | int, trained: int = 0) -> None:
         ids = self.encode(pieces)
