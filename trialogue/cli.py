@@ -420,15 +420,14 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
     """Train the built-in shop's agent on this machine's CPU: cold start, then learning from users."""
     import asyncio
 
-    from trialogue.errors import ConfigError
     from trialogue.learn.demo import demonstrate
+    from trialogue.run import set_aside
     from trialogue.view.terminal import show_demo, show_steps
 
     directory = Path(out)
-    if (directory / "sft").exists():
-        raise ConfigError(
-            f"{directory} holds a demonstration already; remove it, or choose another with --out"
-        )
+    earlier = set_aside(directory)
+    if earlier is not None:
+        click.echo(f"the demonstration before this one is now at {earlier}", err=True)
     with show_steps(quiet=as_json) as watch:
         result = asyncio.run(demonstrate(directory, seed, lambda text: click.echo(text, err=as_json), watch))
     if as_json:
