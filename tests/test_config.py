@@ -1,0 +1,30 @@
+"""Settings: defaults of each kind, files, overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
+from trialogue.errors import ConfigError
+
+
+def test_what_a_section_leaves_out_has_the_default_of_its_kind(tmp_path: Path) -> None:
+    usual = TrainConfig()
+    overrides = ["tasks.levels=[1, 2]", "limits.reply_tokens=12", "user.timeout=3", "rollout.redraws=1"]
+    config = load_config(TrainConfig, None, overrides)
+    assert (config.tasks.split, config.tasks.levels) == ("train", (1, 2))
+    assert (config.limits.context_tokens, config.limits.reply_tokens) == (usual.limits.context_tokens, 12)
+    assert (config.user.model, config.user.timeout) == ("agenda", 3)
+    assert config.rollout.concurrency == usual.rollout.concurrency != EvalConfig().rollout.concurrency
+    file = tmp_path / "sft.toml"
+    file.write_text("[optimizer]\nlearning_rate = 1e-3\n[tasks]\nlevels = [1]\n", encoding="utf-8")
+    tuned = load_config(SftConfig, file, ["tasks.families=['cancel']"])
+    assert (tuned.optimizer.schedule, tuned.optimizer.learning_rate) == ("cosine", 1e-3)
+    assert (tuned.tasks.split, tuned.tasks.levels, tuned.tasks.families) == ("train", (1,), ("cancel",))
+
+
+def test_a_section_is_no_value() -> None:
+    with pytest.raises(ConfigError, match=r"tasks: .* got 3"):
+        load_config(TrainConfig, None, ["tasks=3"])
