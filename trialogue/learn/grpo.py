@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 EPSILON = 1e-6
 KL_BOUND = 10.0
 """The k3 estimate is clamped here: one wild token must not own the step."""
+LOG_BOUND = 20.0
+"""Differences of log-probabilities are clamped here: beyond it an exponential could overflow and its gradient
+would be no number."""
 
 
 def advantages(rewards: Sequence[float], name: str = "grpo") -> list[float]:
@@ -58,7 +61,7 @@ class PolicyLoss:
         settings = self.settings
         fixed = new_logprobs.detach()
         old = fixed if settings.importance_cap else batch.old_logprobs
-        log_ratio = new_logprobs - old
+        log_ratio = (new_logprobs - old).clamp(-LOG_BOUND, LOG_BOUND)
         if settings.name == "gspo":
             log_ratio = _per_row_mean(log_ratio, batch)[batch.row]
         ratio = torch.exp(log_ratio)
@@ -104,7 +107,7 @@ def k3(new_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """The k3 estimate of the divergence from the reference: exp(d) - d - 1, never negative."""
     import torch
 
-    distance = reference_logprobs - new_logprobs
+    distance = (reference_logprobs - new_logprobs).clamp(-LOG_BOUND, LOG_BOUND)
     return (torch.exp(distance) - distance - 1).clamp(-KL_BOUND, KL_BOUND)
 
 

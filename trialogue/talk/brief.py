@@ -1,13 +1,13 @@
 """The briefest format, for models of a few million weights that learn it from nothing.
 
-Every word follows a space and every value follows its key, in the user's words, in calls and in results alike,
-so that what has to be copied is the same ids everywhere:
+Every word follows a space and every value follows its key, in the user's words, in calls and in results
+alike, so that what has to be copied is the same ids everywhere:
 
     <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
     <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
 
-`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described, and
-of the policy only the title is shown: such a model learns both by doing. Reasoning is not written.
+`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described,
+and of the policy only the title is shown: such a model learns both by doing. Reasoning is not written.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _part(key: str, value: Any) -> str:
         texts = cast("list[Any]", value)
         if all(isinstance(text, str) and text and is_plain(text) and ", " not in text for text in texts):
             return f"{key}* {', '.join(texts)}".rstrip(" ")
-    return f"{key}= {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}"
+    # A bar would look like the end of the part; in JSON it can only stand inside a text.
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("|", "\\u007c")
+    return f"{key}= {written}"
 
 
 def is_plain(text: str) -> bool:
