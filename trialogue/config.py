@@ -174,7 +174,7 @@ class Optimizer(Section):
 class Training(Section):
     """The loop of reinforcement learning."""
 
-    steps: int = Field(default=60, ge=1)
+    steps: int = Field(default=40, ge=1)
     """Optimizer steps."""
     tasks_per_step: int = Field(default=16, ge=1)
     """Groups in one step."""
@@ -182,7 +182,7 @@ class Training(Section):
     """Conversations per task."""
     mini_batches: int = Field(default=1, ge=1)
     """Optimizer steps each batch of conversations is split into; 1 is strictly on-policy."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of the agent while it learns."""
     redraw_flat_groups: int = Field(default=0, ge=0)
     """Dynamic sampling: how often a step draws new tasks in place of groups without signal."""
@@ -191,7 +191,7 @@ class Training(Section):
     this; 0 is off."""
     eval_every: int = Field(default=10, ge=0)
     """Steps between evaluations on the dev split; 0 is never."""
-    eval_tasks: int = Field(default=64, ge=1)
+    eval_tasks: int = Field(default=100, ge=1)
     """Tasks of each evaluation, one greedy conversation each."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
@@ -215,10 +215,10 @@ class TrainConfig(Section):
     learner: Learner = Learner()
     user: Speaker = Speaker(model="agenda")
     tasks: Tasks = Tasks(split="train")
-    limits: Limits = Limits(reply_tokens=128, context_tokens=1024)
+    limits: Limits = Limits(reply_tokens=64, context_tokens=1024)
     rollout: Rollout = Rollout(concurrency=128)
     loss: LossSettings = LossSettings()
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=3)
     training: Training = Training()
     run: RunSettings = RunSettings()
 
@@ -229,7 +229,7 @@ class SftSettings(Section):
     examples: str = "oracle"
     """A run, a JSONL file of trajectories, or oracle: conversations of the domain's oracle with its user,
     held on the spot."""
-    count: int = Field(default=2000, ge=1)
+    count: int = Field(default=7000, ge=1)
     """Conversations the oracle holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
     """How faulty the oracle is: the chance of each kind of mistake."""
@@ -237,13 +237,13 @@ class SftSettings(Section):
     """Leave out conversations whose reward is below 1."""
     side: Literal["agent", "user"] = "agent"
     """Whose turns are learned."""
-    epochs: float = Field(default=2.0, gt=0)
+    epochs: float = Field(default=1.0, gt=0)
     """Passes over the examples."""
-    batch: int = Field(default=128, ge=1)
+    batch: int = Field(default=12, ge=1)
     """Conversations in one optimizer step."""
     validation: float = Field(default=0.05, ge=0, lt=1)
     """Share of the examples kept apart to measure the loss on."""
-    checkpoint_every: int = Field(default=100, ge=1)
+    checkpoint_every: int = Field(default=200, ge=1)
     """Steps between checkpoints."""
 
 
@@ -260,7 +260,7 @@ class SftConfig(Section):
     user: Speaker = Speaker(model="agenda")
     sft: SftSettings = SftSettings()
     tasks: Tasks = Tasks(split="train")
-    optimizer: Optimizer = Optimizer(learning_rate=5e-6, schedule="cosine")
+    optimizer: Optimizer = Optimizer(learning_rate=2e-3, warmup=20, schedule="linear")
     limits: Limits = Limits()
     run: RunSettings = RunSettings()
 

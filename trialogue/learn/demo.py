@@ -21,10 +21,10 @@ from trialogue.score.evaluate import evaluate
 from trialogue.task import Task
 from trialogue.world.find import find_domain
 
-LEVELS = (1, 2)
-"""Difficulty of the demonstration: one request per conversation, some of which the policy forbids."""
+LEVELS = (1,)
+"""Difficulty of the demonstration: one request or question per conversation, which the policy allows."""
 TEST_TASKS = 256
-COLD_START = ("sft.faults=0.25", "sft.only_successes=false")
+COLD_START = ("sft.faults=0.2", "sft.only_successes=false")
 """The teacher errs like a real one; what it does wrong is imitated too, and left for learning to sort out."""
 
 
