@@ -14,6 +14,7 @@ from typing import Any
 from trialogue.errors import ConfigError
 
 FORMATS = {
+    "ace": "trialogue.score.benchmarks.ace.recorded:score",
     "tau": "trialogue.score.benchmarks.tau1.recorded:score",
     "tau2": "trialogue.score.benchmarks.tau2.recorded:score",
 }

@@ -1,0 +1,101 @@
+"""Calls as ACEBench writes them, `[name(key='value'), ...]`: read as literals, never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+from trialogue.errors import ToolError
+from trialogue.task import Call
+
+ASK_NOTHING = "Please do not ask me any questions, use the known conditions to solve the problem"
+"""What an agent without a user is told when it writes no calls."""
+BROKEN = "Error during execution: {str(e)}"
+"""What the benchmark answers to any failure with a user: its text was meant to hold the error."""
+UNBOUND = "cannot access local variable 'func_call_result' where it is not associated with a value"
+"""What the benchmark's own code runs into when there is no such function."""
+
+
+class Unreadable(ToolError):
+    """A text that holds no calls the benchmark could read."""
+
+
+def read_calls(text: str, alone: bool = False) -> list[Call]:
+    """The calls a text consists of. `alone`: what is no call among them makes the whole unreadable."""
+    text = text.removeprefix(" ")
+    if not text:
+        raise Unreadable("there is nothing to read")
+    text = text if text.startswith("[") else f"[{text}"
+    text = text if text.endswith("]") else f"{text}]"
+    try:
+        body = ast.parse(text.strip("[]'"), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from None
+    if isinstance(body, ast.Call):
+        return [_to_call(body)]
+    if not isinstance(body, ast.Tuple | ast.List):
+        return []
+    if alone and not all(isinstance(item, ast.Call) for item in body.elts):
+        raise Unreadable("ValueError: Element is not a function call")
+    return [_to_call(item) for item in body.elts if isinstance(item, ast.Call)]
+
+
+def _to_call(node: ast.Call) -> Call:
+    """Only named arguments count; the benchmark drops the others."""
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None or isinstance(keyword.value, ast.Dict):
+            raise Unreadable("an argument is no plain value")
+        arguments[keyword.arg] = _to_value(keyword.value)
+    return Call(name=ast.unparse(node.func), arguments=arguments)
+
+
+def _to_value(node: ast.expr) -> Any:
+    """A literal; a bare word stands for its own text."""
+    match node:
+        case ast.Constant(value=value):
+            return "..." if value is ... else value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Name(id=word):
+            return word
+        case ast.List(elts=items):
+            return [_to_value(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_to_value(item) for item in items)
+        case ast.Dict(keys=keys, values=values) if all(keys):
+            pairs = zip(cast("list[ast.expr]", keys), values, strict=True)
+            return {_to_value(key): _to_value(value) for key, value in pairs}
+        case ast.Subscript():
+            return ast.unparse(node)
+        case _:
+            raise Unreadable(f"an argument is no plain value but {type(node).__name__}")
+
+
+def write_calls(calls: Sequence[Call]) -> str:
+    """Calls in the benchmark's own writing."""
+    written = (
+        f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+        for call in calls
+    )
+    return f"[{', '.join(written)}]"
+
+
+def to_text(result: Any) -> str:
+    """One result as the benchmark writes it."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(result) if isinstance(result, dict) else str(result)
+
+
+def to_seen(texts: Sequence[str]) -> list[Any]:
+    """Results as the agent sees them: whatever is JSON is read again."""
+    seen: list[Any] = []
+    for text in texts:
+        try:
+            seen.append(json.loads(text))
+        except ValueError:
+            seen.append(text)
+    return seen
