@@ -17,6 +17,7 @@ BASE = Path(__file__).parent / "weights" / "tiny"
 
 def find_folder(name: str) -> str:
     """The folder (or hub name) to load a model from."""
+    quieten()
     if name == "tiny":
         if not (BASE / "config.json").is_file():
             raise ConfigError(f"the tiny base is missing at {BASE}; make it with `make base`")
@@ -31,6 +32,14 @@ def find_folder(name: str) -> str:
             f"no model at '{name}': give tiny, smollm2, a run directory, a folder of weights, or a hub name"
         )
     return name  # a hub name such as Qwen/Qwen3-0.6B, for machines that reach a hub
+
+
+def quieten() -> None:
+    """Keep transformers' hints and progress bars out of what our own commands show."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def find_smollm2() -> Path:
