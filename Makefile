@@ -6,10 +6,10 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test check clean
+.PHONY: help setup demo base test test-bfcl check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv, or refresh it when pyproject.toml or constraints.txt changed
 
@@ -21,6 +21,14 @@ base: $(STAMP) ## make the tiny base model anew (about half an hour)
 
 test: $(STAMP) ## run the tests; ARGS="-k talk -n 2" goes to pytest
 	$(BIN)/pytest tests --ignore=tests/hosts -m "not slow" $(ARGS)
+
+test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both generations
+	$(BIN)/pip install --quiet 'mpmath>=1.3'
+	mkdir -p .bench && echo '*' > .bench/.gitignore
+	for version in 2025.8.6 2026.3.23; do test -d .bench/bfcl-$$version || { \
+	  $(BIN)/pip download --quiet --no-deps -d .bench/wheels bfcl-eval==$$version && \
+	  $(BIN)/python -m zipfile -e .bench/wheels/bfcl_eval-$$version-*.whl .bench/bfcl-$$version; } || exit 1; done
+	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/score/benchmarks/test_bfcl.py $(ARGS)
 
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from trialogue.score.benchmarks.ace.execute import write_calls
-from trialogue.score.benchmarks.ace.world import EXECUTE, AceDomain, AceEnvironment
+from trialogue.score.benchmarks.ace.world import EXECUTE, AceEnvironment
 from trialogue.score.benchmarks.toolkit import Plain
 from trialogue.task import Call, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
@@ -29,7 +29,7 @@ class Verdict:
 def judge(environment: AceEnvironment, process: Sequence[str]) -> Verdict:
     """Grade a world and the texts of the calls that led to it."""
     meta = environment.task.meta
-    quirks = cast("AceDomain", environment.domain).quirks
+    quirks = environment.domain.quirks
     wrong = find_wrong(environment.to_state(), meta["ground_truth"], quirks)
     share = find_share(process, meta["mile_stone"]) if wrong else 1.0
     return Verdict(not wrong, share, tuple(wrong))

@@ -116,8 +116,8 @@ class AceEnvironment(Environment):
         self.functions = {name for kind in self.classes for name in FUNCTIONS[kind]} - absent
         if not is_travel:
             given: Mapping[str, Any] = task.meta["initial_config"].get("BaseApi", {})
-            self.database.wifi = given.get("wifi", False)  # pyright: ignore[reportAttributeAccessIssue]
-            self.database.logged_in = given.get("logged_in", True)  # pyright: ignore[reportAttributeAccessIssue]
+            self.database.wifi = given.get("wifi", False)
+            self.database.logged_in = given.get("logged_in", True)
         self._tools: dict[str, Tool] | None = None
 
     @property
@@ -126,7 +126,7 @@ class AceEnvironment(Environment):
 
     @property
     def policy(self) -> str:
-        return cast("AceDomain", self.domain).policies["travel" if "Travel" in self.classes else "phone"]
+        return self.domain.policies["travel" if "Travel" in self.classes else "phone"]
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -144,7 +144,7 @@ class AceEnvironment(Environment):
         try:
             result = self._run(Call(name=name, arguments=arguments))
         except Exception as error:  # noqa: BLE001 - the benchmark turns any exception into an answer
-            self.has_run = self.has_run or cast("AceDomain", self.domain).alone
+            self.has_run = self.has_run or self.domain.alone
             return ToolResult(f"Error during execution: {error}", True)
         self.has_run = True
         return ToolResult(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
@@ -158,7 +158,7 @@ class AceEnvironment(Environment):
 
     def execute(self, text: str) -> Any:
         """Carry out the calls of a text in the benchmark's manner and return what the agent sees."""
-        domain = cast("AceDomain", self.domain)
+        domain = self.domain
         try:
             calls = read_calls(text, domain.alone)
         except Unreadable:
@@ -180,13 +180,13 @@ class AceEnvironment(Environment):
 
     def _run(self, call: Call) -> Any:
         if call.name not in self.functions:
-            if cast("AceDomain", self.domain).quirks:
+            if self.domain.quirks:
                 raise NameError(UNBOUND)
             raise NameError(f"there is no function '{call.name}'")
         return getattr(self.database, call.name)(**call.arguments)
 
     def reopen(self) -> AceEnvironment:
-        return AceEnvironment(cast("AceDomain", self.domain), self._task)
+        return AceEnvironment(self.domain, self._task)
 
     def to_state(self) -> list[Plain]:
         """What is graded, class by class, as JSON has it; nothing where nothing was carried out."""
@@ -196,7 +196,14 @@ class AceEnvironment(Environment):
         return [{kind: {name: data[name] for name in GRADED[kind]}} for kind in self.classes]
 
 
-_TYPES = {"dict": "object", "list": "array", "float": "number", "int": "integer", "str": "string"}
+_TYPES = {
+    "dict": "object",
+    "list": "array",
+    "float": "number",
+    "int": "integer",
+    "str": "string",
+    "tuple": "array",
+}
 
 
 def _to_tool(shape: Plain, database: Any) -> Tool:
@@ -221,7 +228,8 @@ def to_schema(shape: Any) -> Any:
         if key == "properties":
             schema[key] = {name: to_schema(inner) for name, inner in value.items()}
         elif key == "type" and isinstance(value, str):
-            schema[key] = _TYPES.get(value, value)
+            if value != "any":
+                schema[key] = _TYPES.get(value, value)
         elif key in ("enum", "default", "required"):
             schema[key] = value
         else:
