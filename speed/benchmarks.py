@@ -1,4 +1,4 @@
-"""Gold replays of TAU2 and TAU-bench a second, and memory: python speed/benchmarks.py --data DIR
+"""Gold replays of TAU2, TAU-bench and BFCL a second, and memory: python speed/benchmarks.py --data DIR
 
 An episode opens a task's world, makes its gold calls and grades the result; CPU time of one core, best of
 several rounds. Memory is that of a thousand worlds, each opened and its gold calls made.
@@ -14,8 +14,11 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
-from trialogue.score.benchmarks import tau1, tau2
+from trialogue.score.benchmarks import bfcl, tau1, tau2
+from trialogue.score.benchmarks.bfcl.grade import find_fault, to_step
+from trialogue.score.benchmarks.bfcl.package import CATEGORIES
 from trialogue.score.reward import grade
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory, Turn
@@ -81,9 +84,34 @@ def measure(domain: Any, split: str, rounds: int) -> tuple[float, float, float]:
     return len(pairs) / best, before / 1024 / 1000, after / 1024 / 1000
 
 
+def measure_bfcl(category: str, data: str | None, rounds: int) -> float:
+    """Entries a second: instances are made, the gold calls carried out as an agent's, and graded."""
+    domain = bfcl.find(category, data)
+    cases = [
+        (
+            task,
+            domain.find_gold(task),
+            [[to_step([text]) for text in turn] for turn in task.meta["ground_truth"]],
+        )
+        for task in domain.tasks("all")
+    ]
+    best = float("inf")
+    for _ in range(rounds):
+        started = time.process_time()
+        for task, gold, turns in cases:
+            assert find_fault(gold, turns, domain.make_instances(task)) is None, task.id
+        best = min(best, time.process_time() - started)
+    return len(cases) / best
+
+
+OFFICIAL_BFCL = {"base": 508, "miss_func": 607, "miss_param": 614, "long_context": 402}
+"""Entries a second of the package's own checker on such a core."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="folder with the benchmarks' data; TRIALOGUE_DATA otherwise")
+    parser.add_argument("--bfcl", help="folder with an unpacked bfcl-eval, where it is not installed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -103,6 +131,17 @@ def main() -> None:
                 f"{name:13} {row['episodes_per_second']:6.0f} episodes/s, {row['times_official']:.0f}x theirs"
                 f"  {row['kb_opened']:.1f} KB opened, {row['kb_played']:.1f} KB played"
             )
+    for category in CATEGORIES:
+        try:
+            speed = measure_bfcl(category, options.bfcl, options.rounds)
+        except ConfigError as error:
+            if not options.json:
+                print(f"bfcl: left out: {error}")
+            break
+        times = speed / OFFICIAL_BFCL[category]
+        rows[f"bfcl:{category}"] = {"entries_per_second": round(speed), "times_official": round(times, 1)}
+        if not options.json:
+            print(f"bfcl:{category:13} {speed:6.0f} entries/s, {times:.1f}x theirs")
     if options.json:
         print(json.dumps(rows))
 

@@ -1,4 +1,4 @@
-"""BFCL: executor, parser and grades on a made-up package, and on real ones where TRIALOGUE_BFCL names them."""
+"""BFCL: executor, parser and grades on a made-up package, and on real ones that TRIALOGUE_BFCL names."""
 
 import asyncio
 import json

@@ -169,8 +169,8 @@ def _to_plain(value: Any, inside: frozenset[int]) -> Any:
     if isinstance(value, list | tuple):
         return [_to_plain(inner, inside) for inner in cast("Sequence[Any]", value)]
     if hasattr(value, "__dict__"):
-        public = {key: inner for key, inner in vars(value).items() if not key.startswith("_")}
-        return _to_plain(public, inside)
+        held = cast("dict[str, Any]", vars(value))
+        return _to_plain({key: held[key] for key in held if not key.startswith("_")}, inside)
     return str(value)
 
 
