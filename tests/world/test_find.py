@@ -96,7 +96,7 @@ def test_by_entry_point(module: Path, tmp_path: Path) -> None:
         ("absent", DomainError, "No module named 'nowhere'"),
         ("three", ConfigError, "'three' is int, not a Domain"),
         ("burnt:rye", DomainError, "TypeError: breaks"),
-        ("loaf", ConfigError, "it is none of absent, bread, breads, burnt, gone, shop, three, no path"),
+        ("loaf", ConfigError, "it is none of absent, .*bread, breads, burnt, gone, shop, .*three, no path"),
     ):
         with pytest.raises(error, match=message):
             find_domain(wrong)
