@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from trialogue.errors import ToolError
 from trialogue.world.values import copy_value
@@ -91,19 +91,19 @@ class Instances:
 
     def to_state(self) -> dict[str, dict[str, Any]]:
         """The public attributes of every instance. They are the instances' own: copy what must last."""
-        return {
-            name: {key: value for key, value in vars(instance).items() if not key.startswith("_")}
-            for name, instance in self.classes.items()
-        }
+        state: dict[str, dict[str, Any]] = {}
+        for name, instance in self.classes.items():
+            held = cast("dict[str, Any]", vars(instance))
+            state[name] = {key: value for key, value in held.items() if not key.startswith("_")}
+        return state
 
 
 def to_text(result: Any) -> str:
     """What the caller reads of a result."""
-    if type(result) is str:
-        return result
-    if type(result) is dict:
+    kind: type[Any] = type(result)
+    if kind is dict:
         try:
             return json.dumps(result)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # some functions return an object in it
             return str(result)
     return str(result)
