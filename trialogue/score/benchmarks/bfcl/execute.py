@@ -100,8 +100,7 @@ class Instances:
 
 def to_text(result: Any) -> str:
     """What the caller reads of a result."""
-    kind: type[Any] = type(result)
-    if kind is dict:
+    if result.__class__ is dict:
         try:
             return json.dumps(result)
         except (TypeError, ValueError):  # some functions return an object in it
