@@ -67,8 +67,8 @@ def from_openai(shape: Mapping[str, Any]) -> Message:
     calls: list[ToolCall] = []
     for number, call in enumerate(shape.get("tool_calls") or ()):
         function = cast("Mapping[str, Any]", call.get("function") or call)
-        raw = function.get("arguments") or {}
-        arguments = to_arguments(raw) if isinstance(raw, str) else cast("dict[str, Any]", raw)
+        raw = cast("dict[str, Any] | str", function.get("arguments") or {})
+        arguments = to_arguments(raw) if isinstance(raw, str) else raw
         calls.append(
             ToolCall(id=str(call.get("id") or f"call_{number}"), name=function["name"], arguments=arguments)
         )

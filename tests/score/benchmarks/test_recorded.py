@@ -82,7 +82,7 @@ def test_what_comes_out_different_is_told(data: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_benchmark_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="known are .*tau"):
+    with pytest.raises(ConfigError, match=r"known are .*tau"):
         score_recorded(tmp_path / "x.jsonl", "nothing:here")
 
 
