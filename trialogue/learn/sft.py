@@ -54,6 +54,8 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         random.Random(derive_seed(config.seed, "split")).shuffle(rows)
         kept_apart = round(len(rows) * settings.validation)
         held_out, rows = rows[:kept_apart], rows[kept_apart:]
+        if not rows:
+            raise ConfigError(f"of {len(held_out)} rows none is left to learn from; lower sft.validation")
         steps = max(1, round(settings.epochs * len(rows) / settings.batch))
         with Interrupt() as interrupt:
             for step in range(first, steps):
@@ -63,16 +65,17 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
                 metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
                 metrics |= await learner.engine.optim_step(to_optim(config.optimizer, step, steps))
                 await learner.engine.publish()
-                last = step + 1 == steps or interrupt.asked
-                if last or (step + 1) % settings.checkpoint_every == 0:
-                    if held_out:
-                        metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
-                    await checkpoints.save(step + 1)
+                due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
+                if due and held_out:
+                    metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
                 run.add_metrics(metrics)
                 run.add_timings(step + 1, update=perf_counter() - started)
                 if watch is not None:
                     watch(step + 1, metrics)
-                if interrupt.asked:
+                stop = interrupt.asked  # asked once: what is stopped has been saved
+                if due or stop:
+                    await checkpoints.save(step + 1)
+                if stop:
                     state = "stopped"
                     return run.path
         await checkpoints.finish()

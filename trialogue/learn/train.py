@@ -7,7 +7,7 @@ now and then evaluate on dev tasks and save a checkpoint.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import cos, pi
 from pathlib import Path
@@ -16,15 +16,16 @@ from typing import Any
 
 from trialogue.config import Optimizer, TrainConfig
 from trialogue.engine.api import Engine, OptimParams, Row
+from trialogue.errors import ConfigError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.grpo import PolicyLoss, advantages
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
-from trialogue.run import Run, read_config
+from trialogue.run import Run, read_config, read_lines
 from trialogue.score.metrics import summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource
+from trialogue.talk.model import ModelSource, close_source
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward
@@ -53,19 +54,23 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     state = "failed"
     try:
         with Interrupt() as interrupt:
-            if first == 0:
-                await _evaluate(0, run, domain, learner, user, config, watch)
+            if is_due(first, config) and not has_evaluation(run.path, first):
+                await _evaluate(first, run, domain, learner, user, config, watch)
             for step in range(first, config.training.steps):
                 clock = [perf_counter()]
                 admitted = levels[: level + 1] if config.training.curriculum else levels
-                groups = await hold(step, domain, learner.agent(config, "train"), user, config, admitted)
+                groups, flat = await hold(
+                    step, domain, learner.agent(config, "train"), user, config, admitted
+                )
                 run.add_trajectories(
-                    f"step-{step + 1:06d}", [item for group in groups for item in everything(group)]
+                    f"step-{step + 1:06d}", [item for group in [*groups, *flat] for item in everything(group)]
                 )
                 clock.append(perf_counter())
 
                 rows = to_step(groups, config)
                 metrics: dict[str, Any] = {"step": step + 1, **measure(groups), "levels": admitted}
+                if config.training.redraw_flat_groups:
+                    metrics["redrawn_groups"] = len(flat)
                 metrics |= await update(learner.engine, rows, step, config, reference)
                 await learner.engine.publish()
                 clock.append(perf_counter())
@@ -76,13 +81,13 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 run.add_timings(step + 1, rollout=clock[1] - clock[0], update=clock[2] - clock[1])
                 if watch is not None:
                     watch(step + 1, metrics)
-                last = step + 1 == config.training.steps or interrupt.asked
-                every = config.training.eval_every
-                if not interrupt.asked and every and (last or (step + 1) % every == 0):
+                stop = interrupt.asked  # asked once: what is stopped has been saved
+                last = step + 1 == config.training.steps or stop
+                if not stop and is_due(step + 1, config):
                     await _evaluate(step + 1, run, domain, learner, user, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
                     await checkpoints.save(step + 1, level)
-                if interrupt.asked:
+                if stop:
                     state = "stopped"
                     return run.path
         await checkpoints.finish()
@@ -90,7 +95,23 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         return run.path
     finally:
         learner.engine.close()
+        if reference is not None:
+            reference.engine.close()
+        await close_source(user)
         run.close(state)
+
+
+def is_due(step: int, config: TrainConfig) -> bool:
+    """Whether the agent is evaluated after this step."""
+    every = config.training.eval_every
+    return every > 0 and (step % every == 0 or step == config.training.steps)
+
+
+def has_evaluation(path: Path, step: int) -> bool:
+    """Whether the evaluation after a step is on record: one stopped by Ctrl-C is made up for on resuming."""
+    file = path / "metrics.jsonl"
+    lines = [line for _, line in read_lines(file)] if file.exists() else []
+    return any(line.get("kind") == "eval" and line.get("step") == step for line in lines)
 
 
 def choose_tasks(
@@ -103,6 +124,10 @@ def choose_tasks(
         seed = derive_seed(config.seed, "tasks", step, draw)
         return domain.tasks(wanted.split, count, seed, levels=levels, families=wanted.families)
     known = domain.tasks(wanted.split, wanted.count, config.seed, levels=levels, families=wanted.families)
+    if not known:
+        raise ConfigError(
+            f"{domain.name} has no tasks in split '{wanted.split}' of these levels and families"
+        )
     first = (step + draw * config.training.steps) * count
     chosen: list[Task] = []
     for place in range(first, first + count):
@@ -120,10 +145,11 @@ async def hold(
     user: ModelSource,
     config: TrainConfig,
     levels: Sequence[int],
-) -> list[Group]:
+) -> tuple[list[Group], list[Group]]:
     """The groups of one step, in the order of their tasks. With dynamic sampling, groups without signal are
-    replaced by new tasks within the budget."""
+    replaced by new tasks within the budget, and come second."""
     kept: list[Group] = []
+    replaced: list[Group] = []
     for draw in range(config.training.redraw_flat_groups + 1):
         tasks = choose_tasks(domain, config, step, draw, levels)[: config.training.tasks_per_step - len(kept)]
         groups = [
@@ -142,13 +168,18 @@ async def hold(
                 name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
             )
         ]
-        order = {task.id: place for place, task in enumerate(tasks)}
-        groups.sort(key=lambda group: order[group.task.id])
         last = draw == config.training.redraw_flat_groups
-        kept += [group for group in groups if last or has_signal(group)]
+        for group in in_order(groups, tasks):
+            (kept if last or has_signal(group) else replaced).append(group)
         if len(kept) >= config.training.tasks_per_step:
             break
-    return kept
+    return kept, replaced
+
+
+def in_order(groups: Iterable[Group], tasks: Sequence[Task]) -> list[Group]:
+    """By task, so that nothing depends on which conversation was over first."""
+    place = {task.id: number for number, task in enumerate(tasks)}
+    return sorted(groups, key=lambda group: place[group.task.id])
 
 
 def everything(group: Group) -> list[Any]:
@@ -170,9 +201,11 @@ def to_step(groups: Sequence[Group], config: TrainConfig) -> list[Row]:
         if config.training.score_failures:
             held += [item.model_copy(update={"reward": Reward(value=0.0)}) for item in group.failed]
         values = [item.value for item in held]
-        for item, advantage in zip(held, advantages(values, config.loss.name), strict=True):
-            if advantage:
-                rows += to_rows(item, advantage, train_on_everything=config.training.train_on_everything)
+        shares = advantages(values, config.loss.name)
+        if not any(shares):
+            continue
+        for item, share in zip(held, shares, strict=True):
+            rows += to_rows(item, share, train_on_everything=config.training.train_on_everything)
     return rows
 
 
@@ -181,7 +214,7 @@ async def update(
 ) -> dict[str, Any]:
     """One optimizer step, or as many as there are mini-batches."""
     if not rows:
-        return {"skipped": "no group with signal"}
+        return {"skipped": 1.0}
     if reference is not None:
         known = await reference.engine.forward(rows, config.training.temperature)
         rows = [replace(row, reference_logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
@@ -247,11 +280,13 @@ async def _evaluate(
             name=f"eval-{step}/",
         )
     ]
+    groups = in_order(groups, tasks)
     run.add_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
     metrics = {"step": step, "kind": "eval", "split": "dev", **summarize(held, failed, config.seed)}
     run.add_metrics(metrics)
     run.add_timings(step, evaluate=perf_counter() - started)
+    await learner.engine.publish()  # the next step begins as it would after resuming
     if watch is not None:
         watch(step, metrics)

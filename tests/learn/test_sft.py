@@ -1,0 +1,131 @@
+"""Supervised fine-tuning of a tiny model on the wall that is to be painted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from trialogue.config import SftConfig
+from trialogue.engine.api import Row
+from trialogue.errors import ConfigError
+from trialogue.learn.checkpoint import load_learner
+from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, to_example_rows
+from trialogue.run import list_checkpoints, read_lines
+from trialogue.world.find import find_domain
+
+Configure = Callable[..., SftConfig]
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    return [line for _, line in read_lines(run / "metrics.jsonl")]
+
+
+async def test_the_loss_falls_and_the_run_is_documented(sft_config: Configure) -> None:
+    seen: list[int] = []
+    run = await sft(
+        sft_config(sft__epochs=24.0, sft__validation=0.34, sft__checkpoint_every=6),
+        watch=lambda step, metrics: seen.append(step),
+    )
+    metrics = read_metrics(run)
+    # six examples, two kept apart, four in a batch
+    assert seen == [line["step"] for line in metrics] == list(range(1, 25))
+    assert metrics[-1]["loss"] < metrics[0]["loss"] / 3
+    validated = [line["step"] for line in metrics if "validation_loss" in line]
+    assert validated == [6, 12, 18, 24]
+    assert metrics[-1]["validation_loss"] < metrics[5]["validation_loss"]
+    assert metrics[0]["learning_rate"] == 1e-2
+    assert metrics[-1]["learning_rate"] < 1e-3
+    assert [line["step"] for _, line in read_lines(run / "timings.jsonl")] == seen
+    about = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert (about["kind"], about["state"]) == ("sft", "finished")
+    assert [path.name for path in list_checkpoints(run)] == ["step-000024"]
+    assert not (run / "model" / "optimizer.safetensors").exists()
+    AutoModelForCausalLM.from_pretrained(run / "model")
+
+
+async def test_the_agents_words_are_learned_and_no_others(sft_config: Configure) -> None:
+    config = sft_config()
+    domain = find_domain(config.domain)
+    learner = load_learner(config.learner, 0)
+    renderer: Any = learner.renderer
+    [example, *_] = await collect(domain, config)
+    [row] = to_example_rows(example, domain, renderer, "agent")
+    decode = renderer.vocabulary.decode
+    assert decode(row.tokens) == (
+        "<|system|> Painter<|user|> Paint it.<|assistant|><|call|> paint colour: blue<|end|>"
+        "<|tool|> wet<|assistant|> Done.<|end|>"
+    )
+    trained = [token for token, mask in zip(row.tokens, row.mask, strict=True) if mask]
+    assert decode(trained) == "<|call|> paint colour: blue<|end|> Done.<|end|>"
+    [row] = to_example_rows(example, domain, renderer, "user")
+    trained = [token for token, mask in zip(row.tokens, row.mask, strict=True) if mask]
+    assert "###STOP###" in decode(trained)
+    assert "paint colour" not in decode(row.tokens)
+
+
+async def test_a_faulty_teacher_is_filtered_or_not(sft_config: Configure) -> None:
+    domain = find_domain(sft_config().domain)
+    everything = await collect(domain, sft_config(sft__faults=0.5, sft__only_successes=False))
+    good = await collect(domain, sft_config(sft__faults=0.5))
+    assert len(everything) == 6
+    assert 0 < len(good) < 6
+    assert all(item.value == 1 for item in good)
+    with pytest.raises(ConfigError, match="none of 6 conversations"):
+        await collect(domain, sft_config(sft__faults=1.0))
+
+
+async def test_recorded_conversations_are_learned_from(sft_config: Configure, tmp_path: Path) -> None:
+    domain = find_domain(sft_config().domain)
+    file = tmp_path / "talks.jsonl"
+    held = await collect(domain, sft_config())
+    file.write_text("".join(item.to_json() + "\n" for item in held), encoding="utf-8")
+    run = await sft(sft_config(sft__examples=str(file), sft__epochs=1.0))
+    assert len(read_metrics(run)) == 2
+
+
+async def test_nothing_left_to_learn_from_is_said(sft_config: Configure, tmp_path: Path) -> None:
+    config = sft_config(sft__count=1, sft__validation=0.9)
+    with pytest.raises(ConfigError, match=r"lower sft\.validation"):
+        await sft(config)
+
+
+def test_batches_go_through_every_row_in_each_epoch() -> None:
+    rows = [Row([number], [0], [0.0], [0.0]) for number in range(5)]
+    epochs = [row.tokens[0] for step in range(5) for row in choose_batch(rows, 3, step, seed=1)]
+    assert [sorted(epochs[start : start + 5]) for start in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
+    assert epochs[:5] != epochs[5:10]
+    again = [row.tokens[0] for step in range(5) for row in choose_batch(rows, 3, step, seed=1)]
+    assert epochs == again
+
+
+async def test_validation_loss_is_the_mean_over_learned_tokens() -> None:
+    class Fixed:
+        async def forward(self, rows: list[Row]) -> list[list[float]]:
+            return [[0.0, -1.0, -2.0], [0.0, -6.0]]
+
+    rows = [Row([1, 2, 3], [0, 0, 1], [0.0] * 3, [0.0] * 3), Row([1, 2], [0, 1], [0.0] * 2, [0.0] * 2)]
+    assert await measure_loss(Fixed(), rows) == 4.0
+
+
+async def test_stopping_and_resuming_changes_nothing(sft_config: Configure) -> None:
+    def interrupt(step: int, metrics: dict[str, Any]) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    settings: dict[str, Any] = {"sft__epochs": 4.0, "sft__validation": 0.2}
+    whole = await sft(sft_config(**settings, run__name="whole"))
+    parts = await sft(sft_config(**settings, run__name="parts"), watch=interrupt)
+    assert json.loads((parts / "run.json").read_text(encoding="utf-8"))["state"] == "stopped"
+    assert [path.name for path in list_checkpoints(parts)] == ["step-000002"]
+    await sft(SftConfig(), resume=parts)
+    assert (parts / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (whole, parts))
+    assert all(first[name].equal(second[name]) for name in first)
