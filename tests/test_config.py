@@ -28,3 +28,30 @@ def test_what_a_section_leaves_out_has_the_default_of_its_kind(tmp_path: Path) -
 def test_a_section_is_no_value() -> None:
     with pytest.raises(ConfigError, match=r"tasks: .* got 3"):
         load_config(TrainConfig, None, ["tasks=3"])
+
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_file_in_configs_loads(file: Path) -> None:
+    kind = SftConfig if file.stem.startswith("sft") else TrainConfig
+    assert load_config(kind, file) != kind()
+
+
+def test_the_papers_settings_are_the_papers() -> None:
+    folder = Path(__file__).parents[1] / "configs"
+    tuned = load_config(SftConfig, folder / "sft-paper.toml")
+    assert (tuned.sft.batch, tuned.sft.epochs) == (128, 2.0)
+    assert (tuned.optimizer.learning_rate, tuned.optimizer.schedule) == (5e-6, "cosine")
+    trained = load_config(TrainConfig, folder / "paper-8b.toml")
+    training, loss = trained.training, trained.loss
+    assert (training.tasks_per_step, training.group_size, training.mini_batches) == (32, 8, 1)
+    assert (loss.name, loss.reduction, loss.clips, loss.dual_clip, loss.kl) == (
+        "grpo",
+        "token",
+        (0.2, 0.2),
+        3.0,
+        0.001,
+    )
+    assert (trained.optimizer.learning_rate, trained.tasks.split) == (1e-6, "train")

@@ -1,7 +1,7 @@
 """Our losses against those of TRL 1.16 on the same arrays: `make test-trl`, in an environment of its own.
 
-TRL's own code is `GRPOTrainer._compute_loss`, called as it stands. Arranged around it: a bare object with what
-that method reads, log-probabilities from our array instead of a model, one process, no gradient accumulation.
+TRL's own code is `GRPOTrainer._compute_loss`, called as it stands. Arranged around it: a bare object with
+what that method reads, log-probabilities from our array instead of a model, one process, no accumulation.
 TRL says `delta` for our `dual_clip`, and gives cispo's bound as a ratio where we give its distance from 1.
 """
 
@@ -169,8 +169,8 @@ def test_losses_and_gradients_agree(
 
 
 def test_advantages_agree_with_the_arithmetic_of_trl() -> None:
-    """TRL computes them in the midst of generation, so this repeats its line over its own `nanstd`; beside the
-    spread it has 1e-4 where we have 1e-6."""
+    """TRL computes them in the midst of generation, so this repeats its line over its own `nanstd`; beside
+    the spread it has 1e-4 where we have 1e-6."""
     rewards = torch.tensor([1.0, 0.0, 0.25, 1.0, 0.0, 0.5])
     theirs = (rewards - rewards.mean()) / (nanstd(rewards) + 1e-4)
     assert advantages(rewards.tolist()) == pytest.approx(theirs.tolist(), rel=1e-3)
