@@ -53,7 +53,9 @@ class Run:
             path = Path(settings.directory) / f"{name}-{number}"
         try:
             (path / "trajectories").mkdir(parents=True, exist_ok=False)
-        except FileExistsError:
+        except OSError as error:
+            if not isinstance(error, FileExistsError) or not path.is_dir():
+                raise RunError(f"cannot make the run directory {path}: {error.strerror}") from None
             raise RunError(
                 f"{path} exists; resume it with --resume {path}, or choose another run.name"
             ) from None
@@ -270,7 +272,7 @@ def read_seconds(path: Path) -> tuple[float, dict[str, dict[str, float]]]:
     for _, line in read_lines(file) if file.exists() else ():
         if "wall" in line:
             wall += line["wall"]
-        else:
+        elif "id" in line:
             parts[line["id"]] = line["seconds"]
     return wall, parts
 
