@@ -197,10 +197,12 @@ def _evaluate(kind: Any, as_json: bool, resume: str | None, config: Any) -> None
         sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
-        _print_json(result)
+        _print_json({"pass^1": None, "pass^1_low": None, "pass^1_high": None, **result})
     else:
         show_result(result)
-    if not result["conversations"]:
+    if result["conversations"] < result["asked"]:
+        missing = result["asked"] - result["conversations"]
+        click.echo(f"{missing} of {result['asked']} conversations failed and are in no figure", err=True)
         sys.exit(1)
 
 
@@ -241,9 +243,10 @@ def _to_eval_config(
     overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
     if resume is None:
         return load_config(EvalConfig, file, [*overrides, *settings])
-    from trialogue.score.evaluate import read_config
+    from trialogue.run import read_about, read_config
 
-    config = read_config(Path(resume))
+    read_about(Path(resume))
+    config = read_config(EvalConfig, Path(resume))
     if file is not None:
         raise ConfigError("a resumed run has its own settings: leave --config out")
     asked = load_config(EvalConfig, None, [*overrides, *settings], config)
@@ -393,8 +396,11 @@ def _learn(
 @click.argument("domain", default="shop")
 @SETTINGS
 @click.option("--seed", type=int, help="Seed of every random choice.")
+@JSON
 @click.pass_context
-def chat_verb(ctx: click.Context, run: str, domain: str, settings: tuple[str, ...], seed: int | None) -> None:
+def chat_verb(
+    ctx: click.Context, run: str, domain: str, settings: tuple[str, ...], seed: int | None, as_json: bool
+) -> None:
     """Talk to a trained agent as the user: RUN is a run directory or a folder of weights."""
     small = ("limits.reply_tokens=64", "limits.context_tokens=1024", *settings)
     ctx.invoke(
@@ -403,7 +409,7 @@ def chat_verb(ctx: click.Context, run: str, domain: str, settings: tuple[str, ..
         settings=small,
         side="user",
         task=None,
-        as_json=False,
+        as_json=as_json,
         split=None,
         seed=seed,
         agent=run,

@@ -195,7 +195,7 @@ async def judge_for_ever(task: Task, trajectory: Trajectory, environment: Enviro
 
 
 def cannot_be_made(task: Task, seed: int) -> Model:
-    raise ConfigError("no such model")
+    raise ModelError("no such model")
 
 
 def hang() -> Any:
@@ -245,6 +245,26 @@ async def test_a_failure_is_labelled_held_anew_and_never_scored(
     assert len({trajectory.seed for trajectory in group.failed}) == 3
     with pytest.raises(ValueError, match="has no reward"):
         _ = group.failed[0].value
+
+
+async def test_a_wrong_set_up_is_told_at_once() -> None:
+    def misconfigured(task: Task, seed: int) -> Model:
+        raise ConfigError("choose another user")
+
+    with pytest.raises(ConfigError, match="choose another user"):
+        await collect(misconfigured, tasks=TASKS[:2])
+
+
+async def test_each_conversation_is_told_when_it_is_over_and_draws_go_on_where_they_were() -> None:
+    told: list[str] = []
+    await collect(
+        fails(OSError("weather")),
+        tasks=TASKS[:1],
+        redraws=1,
+        failures=lambda task, trial: 3,
+        each=lambda item: told.append(item.id),
+    )
+    assert told == ["t0/0.3", "t0/0.4"]
 
 
 async def test_a_passing_failure_is_made_good_within_the_budget() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,9 +11,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trialogue.config import EvalConfig, Speaker, to_config
-from trialogue.errors import ConfigError, RunError
-from trialogue.run import Kind, Run, State, read_about, read_seconds, read_trajectories, write_json
+from trialogue.config import EvalConfig, Speaker
+from trialogue.errors import ConfigError
+from trialogue.run import (
+    Kind,
+    Run,
+    State,
+    read_about,
+    read_config,
+    read_seconds,
+    read_trajectories,
+    write_json,
+)
 from trialogue.score.metrics import Price, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
@@ -60,7 +69,8 @@ async def evaluate(
     """
     began = monotonic()
     if resume is not None:
-        config = read_config(resume)
+        read_about(resume)
+        config = read_config(EvalConfig, resume)
     domain = find_domain(config.domain, config.data)
     tasks = find_tasks(domain, config)
     given = agent
@@ -81,8 +91,14 @@ async def evaluate(
         run = Run.create(config.run, kind, config.domain, config, config.seed)
         recorded = []
     done = {(item.task.id, item.trial) for item in held}
-    # What failed for good is tried again; what failed before it was held anew stays on record.
-    failed = [item for item in recorded if item.end == "error" and (item.task.id, item.trial) in done]
+    # What failed stays on record; what failed for good is tried again with draws of its own.
+    failed = [item for item in recorded if item.end == "error"]
+    before = Counter((item.task.id, item.trial) for item in failed)
+
+    def keep(item: Trajectory) -> None:
+        run.add_trajectories(kind, [item])
+        (failed if item.end == "error" else held).append(item)
+
     total = len(tasks) * config.tasks.trials
     agent, close_agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
     user, close_user = _record(user, config.user, run.path / "recordings" / "user.jsonl")
@@ -104,16 +120,15 @@ async def evaluate(
             redraws=config.rollout.redraws,
             grade=grade,
             skip=lambda task, trial: (task.id, trial) in done,
+            failures=lambda task, trial: before[task.id, trial],
+            each=keep,
         )
         async with aclosing(groups):
             async for group in groups:
-                run.add_trajectories(kind, [*group.trajectories, *group.failed])
-                held += group.trajectories
-                failed += group.failed
                 if progress is not None:
                     progress(group, len(held), total)
         run.add_seconds(monotonic() - began)
-        result = to_result(config, domain, in_order(held, tasks), in_order(failed, tasks), run.path)
+        result = to_result(config, domain, in_order(held, tasks), in_order(failed, tasks), run.path, total)
         run.add_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
@@ -152,7 +167,12 @@ def _record(source: ModelSource, speaker: Speaker, path: Path) -> tuple[ModelSou
 
 
 def to_result(
-    config: EvalConfig, domain: Domain, held: list[Trajectory], failed: list[Trajectory], path: Path
+    config: EvalConfig,
+    domain: Domain,
+    held: list[Trajectory],
+    failed: list[Trajectory],
+    path: Path,
+    asked: int,
 ) -> dict[str, Any]:
     """The figures of an evaluation with everything needed to tell it again."""
     wall, seconds = read_seconds(path)
@@ -165,18 +185,8 @@ def to_result(
         "user": config.user.model,
         "seed": config.seed,
         **summarize(held, failed, config.seed, prices, seconds),
+        "asked": asked,
         "wall_seconds": round(wall, 3),
         "notes": domain.notes,
         "run": str(path),
     }
-
-
-def read_config(path: Path) -> EvalConfig:
-    """The configuration a run directory was made with."""
-    read_about(path)
-    file = path / "config.json"
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from None
-    return to_config(EvalConfig, data, str(file))

@@ -156,8 +156,9 @@ def split_sentences(text: str) -> list[str]:
 class AgendaUser:
     """Plays the user of one conversation; the same agenda and seed give the same words."""
 
-    def __init__(self, agenda: Agenda, seed: int | str = 0) -> None:
+    def __init__(self, agenda: Agenda, seed: int | str = 0, stop: str = STOP) -> None:
         self.agenda = agenda
+        self.stop = stop
         self.random = Random(f"agenda/{seed}")
         self.wish = agenda.wishes[0]
         self.following = list(agenda.wishes[1:])
@@ -243,7 +244,7 @@ class AgendaUser:
         if self.following:
             self._take_up(self.following.pop(0))
             return f"{first} {self._put('next')}".strip()
-        return f"{first} {self._put('stop')} {STOP}".strip()
+        return f"{first} {self._put('stop')} {self.stop}".strip()
 
     def _change(self) -> str:
         assert self.wish.instead is not None
@@ -258,7 +259,7 @@ class AgendaUser:
     def _bear(self, words: str) -> str:
         """Say this after a useless turn, unless that was one too many."""
         self.patience -= 1
-        return words if self.patience >= 0 else f"{self._put('give_up')} {STOP}"
+        return words if self.patience >= 0 else f"{self._put('give_up')} {self.stop}"
 
     # -- understanding and wording ------------------------------------------------------------------------
 
@@ -329,7 +330,7 @@ def _is_asked(fact: Fact, part: str, sentence: str) -> bool:
     return fact.form is not None and len(re.findall(fact.form, sentence, re.IGNORECASE)) > 1
 
 
-def make_agenda_user(task: Task, seed: int) -> AgendaUser:
+def make_agenda_user(task: Task, seed: int, stop: str = STOP) -> AgendaUser:
     """The rule-based user of a task. Its words depend on the task and the seed, on nothing else."""
     data = task.meta.get("agenda")
     if data is None:
@@ -343,4 +344,4 @@ def make_agenda_user(task: Task, seed: int) -> AgendaUser:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DomainError(f"task {task.id}, agenda, {where}: {first['msg']}") from None
-    return AgendaUser(agenda, f"{task.id}/{seed}")
+    return AgendaUser(agenda, f"{task.id}/{seed}", stop)

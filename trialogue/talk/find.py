@@ -25,7 +25,7 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
     if kind == "naive" and not rest:
         return _naive
     if kind == "agenda" and not rest:
-        return domain.user or _agenda
+        return domain.user or _agenda(domain.stop_tokens[0])
     if kind == "human" and not rest:
         from trialogue.talk.human import HumanModel
 
@@ -63,7 +63,7 @@ def _naive(task: Task, seed: int) -> Model:
     return ScriptedModel(["It is done. Anything else?"])
 
 
-def _agenda(task: Task, seed: int) -> Model:
+def _agenda(stop: str) -> ModelSource:
     from trialogue.talk.agenda import make_agenda_user
 
-    return make_agenda_user(task, seed)
+    return lambda task, seed: make_agenda_user(task, seed, stop)

@@ -78,9 +78,11 @@ class OpenAIModel:
     _client: AsyncOpenAI = field(init=False)
     _room: asyncio.Semaphore | None = None
     _cap: str = "max_tokens"
+    _jitter: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.ledger.price = self.settings.price
+        self._jitter = random.Random(self.seed)
         self._client = self._connect()  # a missing key is told before anything starts
 
     def __call__(self, task: Task, seed: int) -> OpenAIModel:
@@ -106,15 +108,15 @@ class OpenAIModel:
         if self._room is None:
             self._room = asyncio.Semaphore(self.settings.concurrency)
         problem = Problem("", "infrastructure")
-        jitter = random.Random(self.seed + self.ledger.calls)
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 self.ledger.retries += 1
-                usual = min(30.0, 0.5 * 2**attempt) * (0.5 + jitter.random())
-                await self.pause(usual if problem.wait is None else min(problem.wait, LONGEST_WAIT))
+                usual = min(30.0, 0.5 * 2**attempt) * (0.5 + self._jitter.random())
+                asked = problem.wait and min(problem.wait, LONGEST_WAIT) + 0.1 * usual
+                await self.pause(asked or usual)
             try:
                 async with self._room, asyncio.timeout(self.settings.timeout):
-                    answer = await self._send({**request, self._cap: self.reply_tokens})
+                    answer = await self._send(request)
                 self.ledger.calls += 1
                 return self._read(answer)
             except TimeoutError:
@@ -123,11 +125,9 @@ class OpenAIModel:
                 problem = found
             except openai.APIStatusError as error:
                 text = self._tell(error)
-                if error.status_code == 400 and "max_completion_tokens" in text and self._cap == "max_tokens":
-                    self._cap = "max_completion_tokens"  # newer models know the limit by this name only
-                elif error.status_code in (400, 413) and _is_overflow(text.lower()):
+                if error.status_code in (400, 413) and _is_overflow(text.lower()):
                     return self._read_overflow(text)
-                elif not _is_passing(error.status_code):
+                if not _is_passing(error.status_code):
                     raise ModelError(f"{self._who} refused the request: {text}", "infrastructure") from None
                 problem = Problem(text, "infrastructure", _read_wait(error.response.headers))
             except openai.APIError as error:
@@ -138,8 +138,17 @@ class OpenAIModel:
         raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", problem.blame)
 
     async def _send(self, request: dict[str, Any]) -> ChatCompletion:
+        import openai
+
         create = cast("Callable[..., Awaitable[ChatCompletion]]", self._client.chat.completions.create)
-        return await create(**request)
+        cap = self._cap
+        try:
+            return await create(**request, **{cap: self.reply_tokens})
+        except openai.BadRequestError as error:
+            if cap != "max_tokens" or "max_completion_tokens" not in str(error):
+                raise
+            self._cap = "max_completion_tokens"  # newer models know the limit by this name only
+            return await create(**request, max_completion_tokens=self.reply_tokens)
 
     def _read(self, completion: ChatCompletion) -> Reply:
         """The reply in an answer. Raises `Problem` where there is none."""

@@ -12,7 +12,7 @@ from inspect import isawaitable
 from typing import Any, cast
 
 from trialogue.config import Limits
-from trialogue.errors import Blame, DomainError, EngineError, GradeError, ModelError
+from trialogue.errors import Blame, ConfigError, DomainError, EngineError, GradeError, ModelError
 from trialogue.talk.conversation import Transcript, converse
 from trialogue.talk.model import ModelSource
 from trialogue.talk.party import Party
@@ -41,11 +41,14 @@ async def rollout(
     grade: Grade | None = None,
     name: str = "",
     skip: Callable[[Task, int], bool] | None = None,
+    failures: Callable[[Task, int], int] | None = None,
+    each: Callable[[Trajectory], None] | None = None,
 ) -> AsyncGenerator[Group]:
     """Hold `group_size` conversations of each task and yield each group when its last one is over.
 
-    `skip(task, trial)` leaves conversations out that are already on record. Closing the generator early
-    cancels what is still under way.
+    `skip(task, trial)` leaves conversations out that are already on record, `failures(task, trial)` tells
+    how often one has failed before, and `each` is told every conversation as soon as it is over. Closing the
+    generator early cancels what is still under way.
     """
     limits = limits or Limits()
     room = asyncio.Semaphore(concurrency)
@@ -53,11 +56,15 @@ async def rollout(
 
     async def hold(task: Task, trial: int) -> tuple[Trajectory | None, list[Trajectory]]:
         failed: list[Trajectory] = []
-        for draw in range(redraws + 1):
+        first = failures(task, trial) if failures is not None else 0
+        last = redraws if first <= redraws else first + redraws  # what was given up gets a new budget
+        for draw in range(first, last + 1):
             async with room:
                 trajectory = await attempt(
                     domain, task, trial, draw, agent, user, limits=limits, seed=seed, grade=grade, name=name
                 )
+            if each is not None:
+                each(trajectory)
             if trajectory.end != "error":
                 return trajectory, failed
             failed.append(trajectory)
@@ -142,6 +149,8 @@ async def attempt(
         if _is_being_cancelled():
             raise
         failure = "a part of the conversation was cancelled", "infrastructure"
+    except ConfigError:
+        raise  # whoever set this up has to be told; no other draw would help
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
         text = f"{type(error).__name__}: {error}"
         if clock.expired():
