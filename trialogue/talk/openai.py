@@ -111,9 +111,12 @@ class OpenAIModel:
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 self.ledger.retries += 1
-                usual = min(30.0, 0.5 * 2**attempt) * (0.5 + self._jitter.random())
-                asked = problem.wait and min(problem.wait, LONGEST_WAIT) + 0.1 * usual
-                await self.pause(asked or usual)
+                chance = self._jitter.random()
+                usual = min(30.0, 0.5 * 2**attempt) * (0.5 + chance)
+                asked = (
+                    None if problem.wait is None else min(problem.wait, LONGEST_WAIT) * (1 + 0.05 * chance)
+                )
+                await self.pause(usual if asked is None else asked)
             try:
                 async with self._room, asyncio.timeout(self.settings.timeout):
                     answer = await self._send(request)
