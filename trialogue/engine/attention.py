@@ -190,7 +190,8 @@ def linear_of_few(module: nn.Linear, inputs: Tensor) -> Tensor:
     if rows > FEW_ROWS or torch.is_grad_enabled() or inputs.device.type != "cpu":
         return nn.functional.linear(inputs, module.weight, module.bias)
     turned = torch.mm(module.weight, inputs.reshape(rows, -1).T).T
-    output = turned.contiguous() if module.bias is None else turned + module.bias
+    bias = cast("Tensor | None", module.bias)
+    output = turned.contiguous() if bias is None else turned + bias
     return output.view(*inputs.shape[:-1], -1)
 
 
