@@ -37,7 +37,7 @@ def count_observations(trajectory: Trajectory) -> int:
 def open_shop():
     """A task's environment with one pending order of one item."""
     task = domain.tasks("train", 1, families=("cancel",), levels=(1,))[0]
-    order_id = task.expected.calls[0].arguments["order_id"]
+    order_id = task.expected.calls[-1].arguments["order_id"]
     return domain.open(task), order_id, task.setup.data["orders"][order_id]
 
 
@@ -275,7 +275,7 @@ async def test_the_same_seed_gives_the_same_bytes():
 async def test_naive_agents_earn_next_to_nothing(agent: Any):
     held = await hold(domain.tasks("test", 250), agent)
     assert sum(item.value for item in held) <= 0.05 * len(held)
-    transfers = {"transfer_to_human"}
+    transfers = {"transfer_to_human", "find_customer_by_email"}
     writes = [item for item in held if {call.name for call in item.task.expected.calls} - transfers]
     assert len(writes) > 100
     assert not any(item.value for item in writes)

@@ -68,23 +68,27 @@ class Shop(Database):
     orders: Table[Order]
     products: Table[Product]
     tickets: Table[Ticket]
+    caller: str = ""
+    """The customer who was identified in this conversation: an agent that skips it leaves that behind."""
 
     # -- looking up -------------------------------------------------------------------------------------
 
-    @tool
+    @tool(writes=True)
     def find_customer_by_email(self, email: str) -> Customer:
-        """Find a customer by e-mail."""
+        """Identify the customer by e-mail."""
         found = self.customers.where(email=email.strip().lower())
         if not found:
             raise ToolError(f"no customer with e-mail {email}")
+        self.caller = found[0].customer_id
         return found[0]
 
-    @tool
+    @tool(writes=True)
     def find_customer_by_name(self, name: str, postcode: str) -> Customer:
-        """Find a customer by full name and postcode."""
+        """Identify the customer by full name and postcode."""
         wanted = " ".join(name.lower().split())
         for customer in self.customers.where(postcode=postcode.strip()):
             if customer.name.lower() == wanted:
+                self.caller = customer.customer_id
                 return customer
         raise ToolError(f"no customer {name} with postcode {postcode}")
 

@@ -379,6 +379,7 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
     }
     if scene.out_of_stock:
         data["products"] = {item_id: {"in_stock": False} for item_id in scene.out_of_stock}
+    identify = Call(name="find_customer_by_email", arguments={"email": customer["email"]})
     return Task(
         id=name,
         domain="shop",
@@ -387,7 +388,7 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
         ),
         setup=Setup(data=data),
         expected=Expected(
-            calls=tuple(call for case in cases for call in case.calls),
+            calls=(identify, *(call for case in cases for call in case.calls)),
             say=tuple(dict.fromkeys(text for case in cases for text in case.say)),
         ),
         split=split,
