@@ -380,9 +380,12 @@ def _learn(
     config = load_config(kind, file, settings)
     with show_steps(quiet=as_json) as watch:
         path = asyncio.run(verb(config, resume=Path(resume) if resume else None, watch=watch))
-    state = read_about(path)["state"]
+    about = read_about(path)
+    state, marks = about["state"], about.get("marks", [])
+    for mark in marks:
+        click.echo(f"marked: {mark}", err=as_json)
     if as_json:
-        _print_json({"run": str(path), "state": state})
+        _print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
     elif state == "stopped":
         click.echo(f"stopped and saved; go on with: trialogue {verb.__name__} --resume {path}")
     else:

@@ -75,6 +75,8 @@ class Tasks(Section):
     """Only these difficulty levels."""
     families: tuple[str, ...] = ()
     """Only these families of tasks."""
+    allow_test_split: bool = False
+    """Let train and sft learn from tasks of the test split; the run and all its results are marked."""
 
 
 class Rollout(Section):
@@ -190,7 +192,9 @@ class Training(Section):
     """Begin with the lowest level of tasks.levels and admit the next one when a step's mean reward passes
     this; 0 is off."""
     eval_every: int = Field(default=10, ge=0)
-    """Steps between evaluations on the dev split; 0 is never."""
+    """Steps between evaluations; 0 is never."""
+    eval_split: str | None = None
+    """Split of these evaluations; dev where empty, and none at all where the domain has no dev."""
     eval_tasks: int = Field(default=100, ge=1)
     """Tasks of each evaluation, one greedy conversation each."""
     checkpoint_every: int = Field(default=10, ge=1)

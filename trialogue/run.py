@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,8 +42,17 @@ class Run:
         self._lock = lock
 
     @classmethod
-    def create(cls, settings: RunSettings, kind: Kind, domain: str, config: Section, seed: int) -> Run:
-        """A new run directory. An existing one of that name is never overwritten."""
+    def create(
+        cls,
+        settings: RunSettings,
+        kind: Kind,
+        domain: str,
+        config: Section,
+        seed: int,
+        marks: Sequence[str] = (),
+    ) -> Run:
+        """A new run directory. An existing one of that name is never overwritten. `marks` is what everybody
+        who looks at its results has to know."""
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
         name = settings.name or f"{kind}-{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         path = Path(settings.directory) / name
@@ -69,6 +78,7 @@ class Run:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             command=[Path(sys.argv[0]).name, *sys.argv[1:]],
             versions=find_versions(),
+            **({"marks": list(marks)} if marks else {}),
         )
         return run
 
@@ -217,6 +227,14 @@ def read_about(path: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise RunError(f"{path / 'run.json'} holds no JSON object")
     return cast("dict[str, Any]", about)
+
+
+def read_marks(path: Path) -> list[str]:
+    """The marks of the run that a folder is, or belongs to; none for what belongs to no run."""
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / "run.json").is_file():
+            return [str(mark) for mark in read_about(folder).get("marks", ())]
+    return []
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

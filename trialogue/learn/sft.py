@@ -14,6 +14,7 @@ from trialogue.engine.api import Row
 from trialogue.errors import ConfigError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
 from trialogue.learn.grpo import CrossEntropy
+from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.train import to_optim
 from trialogue.run import Run, read_config, read_trajectories
@@ -37,17 +38,20 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
     if resume is not None:
         config = read_config(SftConfig, resume)
     domain = find_domain(config.domain, config.data)
-    learner = load_learner(config.learner, config.seed)
     settings = config.sft
+    source = find_examples(domain, config)
+    tasks = [item.task if isinstance(item, Trajectory) else item for item in source]
+    marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
+    learner = load_learner(config.learner, config.seed)
     if resume is not None:
         run = Run.resume(resume, "sft")
     else:
-        run = Run.create(config.run, "sft", config.domain, config, config.seed)
+        run = Run.create(config.run, "sft", config.domain, config, config.seed, marks)
     checkpoints = Checkpoints(run, learner, keep=1)
     first, _ = await checkpoints.restore() if resume is not None else (0, 0)
     state = "failed"
     try:
-        examples = await collect(domain, config)
+        examples = await collect(domain, config, source)
         rows = [
             row for item in examples for row in to_example_rows(item, domain, learner.renderer, settings.side)
         ]
@@ -64,6 +68,8 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
                 outputs = await learner.engine.forward_backward(batch, CrossEntropy())
                 metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
                 metrics |= await learner.engine.optim_step(to_optim(config.optimizer, step, steps))
+                if marks:
+                    metrics["marks"] = marks
                 await learner.engine.publish()
                 due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
                 if due and held_out:
@@ -86,19 +92,28 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         run.close(state)
 
 
-async def collect(domain: Domain, config: SftConfig) -> list[Trajectory]:
+def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task]:
+    """Recorded conversations, or the tasks that the oracle is to hold some on."""
+    if config.sft.examples != "oracle":
+        return list(read_trajectories(Path(config.sft.examples)))
+    return domain.tasks(
+        config.tasks.split,
+        config.sft.count,
+        derive_seed(config.seed, "examples"),
+        levels=config.tasks.levels,
+        families=config.tasks.families,
+    )
+
+
+async def collect(
+    domain: Domain, config: SftConfig, source: list[Trajectory] | list[Task] | None = None
+) -> list[Trajectory]:
     """The conversations to learn from."""
     settings = config.sft
-    if settings.examples != "oracle":
-        found = list(read_trajectories(Path(settings.examples)))
-    else:
-        tasks = domain.tasks(
-            config.tasks.split,
-            settings.count,
-            derive_seed(config.seed, "examples"),
-            levels=config.tasks.levels,
-            families=config.tasks.families,
-        )
+    source = find_examples(domain, config) if source is None else source
+    found = [item for item in source if isinstance(item, Trajectory)]
+    tasks = [item for item in source if isinstance(item, Task)]
+    if tasks:
         user = find_model(config.user, "user", domain, config.limits, config.seed)
         groups = rollout(
             domain, tasks, to_teacher(domain, settings.faults), user, seed=config.seed, grade=grade

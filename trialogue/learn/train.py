@@ -16,9 +16,10 @@ from typing import Any
 
 from trialogue.config import Optimizer, TrainConfig
 from trialogue.engine.api import Engine, OptimParams, Row
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.grpo import PolicyLoss, advantages
+from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.run import Run, read_config, read_lines
@@ -41,13 +42,16 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     if resume is not None:
         config = read_config(TrainConfig, resume)
     domain = find_domain(config.domain, config.data)
+    tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
+    tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
+    marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
     user = find_model(config.user, "user", domain, config.limits, config.seed)
     learner = load_learner(config.learner, config.seed)
     reference = load_learner(config.learner, config.seed) if config.loss.kl else None
     if resume is not None:
         run = Run.resume(resume, "train")
     else:
-        run = Run.create(config.run, "train", config.domain, config, config.seed)
+        run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
     checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
     first, level = await checkpoints.restore() if resume is not None else (0, 0)
     levels = sorted(config.tasks.levels)
@@ -69,6 +73,8 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
 
                 rows = to_step(groups, config)
                 metrics: dict[str, Any] = {"step": step + 1, **measure(groups), "levels": admitted}
+                if marks:
+                    metrics["marks"] = marks
                 if config.training.redraw_flat_groups:
                     metrics["redrawn_groups"] = len(flat)
                 metrics |= await update(learner.engine, rows, step, config, reference)
@@ -123,11 +129,7 @@ def choose_tasks(
     if domain.endless:
         seed = derive_seed(config.seed, "tasks", step, draw)
         return domain.tasks(wanted.split, count, seed, levels=levels, families=wanted.families)
-    known = domain.tasks(wanted.split, wanted.count, config.seed, levels=levels, families=wanted.families)
-    if not known:
-        raise ConfigError(
-            f"{domain.name} has no tasks in split '{wanted.split}' of these levels and families"
-        )
+    known = find_known(domain, config, levels)
     first = (step + draw * config.training.steps) * count
     chosen: list[Task] = []
     for place in range(first, first + count):
@@ -136,6 +138,28 @@ def choose_tasks(
         random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(order)
         chosen.append(known[order[position]])
     return list({task.id: task for task in chosen}.values())
+
+
+def find_known(domain: Domain, config: TrainConfig, levels: Sequence[int]) -> list[Task]:
+    """Every task of a finite domain that there is to learn from."""
+    wanted = config.tasks
+    known = domain.tasks(wanted.split, wanted.count, config.seed, levels=levels, families=wanted.families)
+    if not known:
+        raise ConfigError(
+            f"{domain.name} has no tasks in split '{wanted.split}' of these levels and families"
+        )
+    return known
+
+
+def find_eval_tasks(domain: Domain, config: TrainConfig, split: str) -> list[Task]:
+    """The tasks the agent is evaluated on; none where a domain has no dev split and no other is named."""
+    wanted, number = config.tasks, config.training.eval_tasks
+    try:
+        return domain.tasks(split, number, config.seed, levels=wanted.levels, families=wanted.families)
+    except TrialogueError:
+        if config.training.eval_split is not None:
+            raise
+        return []
 
 
 async def hold(
@@ -255,17 +279,12 @@ async def _evaluate(
     config: TrainConfig,
     watch: Watch | None,
 ) -> None:
-    """Greedy conversations on dev tasks: the curve that counts."""
-    if not config.training.eval_every:
+    """Greedy conversations on tasks it does not learn from: the curve that counts."""
+    split = config.training.eval_split or "dev"
+    tasks = find_eval_tasks(domain, config, split) if config.training.eval_every else []
+    if not tasks:
         return
     started = perf_counter()
-    tasks = domain.tasks(
-        "dev",
-        config.training.eval_tasks,
-        config.seed,
-        levels=config.tasks.levels,
-        families=config.tasks.families,
-    )
     groups = [
         group
         async for group in rollout(
@@ -284,7 +303,7 @@ async def _evaluate(
     run.add_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
-    metrics = {"step": step, "kind": "eval", "split": "dev", **summarize(held, failed, config.seed)}
+    metrics = {"step": step, "kind": "eval", "split": split, **summarize(held, failed, config.seed)}
     run.add_metrics(metrics)
     run.add_timings(step, evaluate=perf_counter() - started)
     await learner.engine.publish()  # the next step begins as it would after resuming

@@ -19,6 +19,7 @@ from trialogue.run import (
     State,
     read_about,
     read_config,
+    read_marks,
     read_seconds,
     read_trajectories,
     write_json,
@@ -73,6 +74,9 @@ async def evaluate(
         config = read_config(EvalConfig, resume)
     domain = find_domain(config.domain, config.data)
     tasks = find_tasks(domain, config)
+    marks = read_marks(Path(config.agent.model))
+    if marks:
+        domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
     given = agent
     agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed)
     user = find_model(config.user, "user", domain, config.limits, config.seed)
@@ -88,7 +92,7 @@ async def evaluate(
         recorded = read_recorded(resume)
         held = [item for item in recorded if item.end != "error"]
     else:
-        run = Run.create(config.run, kind, config.domain, config, config.seed)
+        run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
         recorded = []
     done = {(item.task.id, item.trial) for item in held}
     # What failed stays on record; what failed for good is tried again with draws of its own.

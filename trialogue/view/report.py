@@ -171,6 +171,7 @@ def _settings(path: Path) -> str:
 def _origin(about: dict[str, Any], result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     lines = [f"- seed: {about['seed']}", f"- versions: {versions}", f"- begun: {about['created']}"]
+    lines += [f"- marked: {mark}" for mark in about.get("marks", ())]
     lines += [f"- {name}: {note}" for name, note in result.get("notes", {}).items()]
     lines.append(f"- command: `{_code(shlex.join(about['command']))}`")
     return "## Origin\n\n" + "\n".join(lines)
