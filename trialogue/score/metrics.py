@@ -87,6 +87,8 @@ def summarize(
     summary = _figures(trajectories, failed, books)
     summary["sides"] = {side: _side(side, [*trajectories, *failed], books) for side in SIDES}
     summary["families"] = _split(trajectories, failed, lambda item: item.task.family, books)
+    rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]
+    summary["family_mean"] = fmean(rates) if len(rates) > 1 else None
     summary["levels"] = _split(trajectories, failed, lambda item: str(item.task.level or ""), books)
     kinds = {True: "with gold calls", False: "without"}
     summary["writes"] = _split(

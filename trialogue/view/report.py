@@ -94,7 +94,11 @@ def _figures_table(result: dict[str, Any]) -> str:
             cells.append(_number(figures["cost"], 4))
         cells.append(_number(figures["seconds"], 1))
         lines.append(_row(cells))
-    note = "Intervals are 95 % percentile bootstraps over tasks. Seconds are summed over conversations."
+    mean = result["family_mean"]
+    extra = "" if mean is None else f"The unweighted mean of the families' pass^1 is {mean:.3f}. "
+    note = (
+        extra + "Intervals are 95 % percentile bootstraps over tasks. Seconds are summed over conversations."
+    )
     return "## Result\n\n" + "\n".join(lines) + f"\n\n{note}"
 
 

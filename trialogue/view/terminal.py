@@ -26,18 +26,20 @@ def show_progress(what: str, quiet: bool = False) -> Generator[Callable[[Group, 
     good = failed = 0
     if quiet or not console.is_terminal:
         last = monotonic()
+        line = ""
 
         def plain(group: Group, done: int, total: int) -> None:
-            nonlocal good, failed, last
+            nonlocal good, failed, last, line
             good += sum(item.reward is not None and item.reward.value >= 1 for item in group.trajectories)
             failed += len(group.failed)
-            if not quiet and (monotonic() - last > 5 or done == total):
+            line = f"{what} done={done} of={total} won={good} failed={failed}"
+            if not quiet and monotonic() - last > 5:
                 last = monotonic()
-                print(
-                    f"{what} done={done} of={total} won={good} failed={failed}", file=sys.stderr, flush=True
-                )
+                print(line, file=sys.stderr, flush=True)
 
         yield plain
+        if line and not quiet:
+            print(line, file=sys.stderr, flush=True)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -69,6 +71,9 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
         for name, figures in result[part].items():
             _add_row(table, name if part == "families" else f"level {name}", figures, hats)
     console.print(table)
+    if result["family_mean"] is not None:
+        number = len(result["families"])
+        console.print(f"mean of {number} families: {result['family_mean']:.3f}", highlight=False)
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
     console.print(f"ends: {ends}", highlight=False)
     if result["failed"]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trialogue.config import Limits
+from trialogue.config import EvalConfig, Limits, load_config
 from trialogue.errors import ConfigError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.score.benchmarks import bfcl
@@ -19,10 +19,12 @@ from trialogue.score.benchmarks.bfcl.execute import parse_call
 from trialogue.score.benchmarks.bfcl.grade import find_fault, to_step
 from trialogue.score.benchmarks.bfcl.package import CATEGORIES, find_generation, find_package, read_entries
 from trialogue.score.check import check
+from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade, regrade
 from trialogue.talk.rollout import attempt
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.trajectory import Reply, Trajectory
+from trialogue.view.report import write_report
 
 LAMP = """
 from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.long_context import EXTRA
@@ -112,6 +114,22 @@ def test_gold_is_right_and_functions_appear_in_time(package: Path) -> None:
     assert regrade(trajectory, domain.open(task)) == (trajectory.reward, [])
     assert domain.notes["generation"] == "v4"
     assert check(domain).problems == []
+
+
+def test_the_score_is_the_mean_of_the_four_categories(package: Path, tmp_path: Path) -> None:
+    for place in ("data", "data/possible_answer"):  # one category has more entries than the others
+        file = package / "bfcl_eval" / place / "BFCL_v4_multi_turn_base.json"
+        file.write_text(file.read_text() + file.read_text().replace("_0", "_1"))
+    domain = bfcl.find("all", str(package))
+    assert [task.family for task in domain.tasks("test", 4)] == list(CATEGORIES)
+
+    def agent(task: Any, seed: int) -> Any:
+        return ScriptedModel(["Done."]) if task.family == "long_context" else domain.oracle(task, seed)
+
+    settings = ["domain=bfcl:all", f"data={package}", f"run.directory={tmp_path}", "run.name=all"]
+    result = asyncio.run(evaluate(load_config(EvalConfig, None, settings), agent=agent))
+    assert (result["asked"], result["pass^1"], result["family_mean"]) == (5, 0.8, 0.75)
+    assert "mean of the families' pass^1 is 0.750" in write_report(tmp_path / "all").read_text()
 
 
 def test_more_than_twenty_steps_lose(package: Path) -> None:

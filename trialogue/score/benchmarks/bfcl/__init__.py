@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import STOP, from_list
 from trialogue.world.tools import Tool
 
+ALL = "all"
 MAX_STEPS = 20
 """Messages with calls in one turn; one more and the entry is lost."""
 POLICY = """\
@@ -30,12 +32,12 @@ ADDED = "There are more functions now. Please try again."
 
 
 def find(name: str = "", data: str | None = None) -> BfclDomain:
-    """The category `base`, `miss_func`, `miss_param` or `long_context`, with `@v3` or `@v4` behind it."""
+    """The category `base`, `miss_func`, `miss_param` or `long_context`, or `all` of them, with `@v3` or `@v4`
+    behind it."""
     category, _, wanted = name.partition("@")
-    if category not in files.CATEGORIES or wanted not in ("", *files.GENERATIONS):
-        raise ConfigError(
-            f"there is no 'bfcl:{name}'; allowed are {', '.join(files.CATEGORIES)}, with @v3 or @v4 behind it"
-        )
+    if category not in (*files.CATEGORIES, ALL) or wanted not in ("", *files.GENERATIONS):
+        allowed = ", ".join([*files.CATEGORIES, ALL])
+        raise ConfigError(f"there is no 'bfcl:{name}'; allowed are {allowed}, with @v3 or @v4 behind it")
     package = files.find_package(data)
     return _find(category, files.find_generation(package, wanted), package)
 
@@ -43,7 +45,13 @@ def find(name: str = "", data: str | None = None) -> BfclDomain:
 @lru_cache(maxsize=16)
 def _find(category: str, generation: str, package: Path) -> BfclDomain:
     name = f"bfcl:{category}"
-    tasks = [to_task(entry, name) for entry in files.read_entries(package, generation, category)]
+    categories = files.CATEGORIES if category == ALL else (category,)
+    found = (
+        [to_task(entry, name, item) for entry in files.read_entries(package, generation, item)]
+        for item in categories
+    )
+    # In turns, so that the first few of all are a few of each.
+    tasks = [task for row in zip_longest(*found) for task in row if task is not None]
     official = files.read_added_sentence(package)
     added = official or ADDED
     tools = {key: tool for task in tasks for key, tool in find_tools(package, task).items()}
@@ -67,12 +75,11 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
             "prompts": hash_prompts(POLICY, added, [tool.schema for tool in tools.values()]),
         },
         package=package,
-        long_context=category == "long_context",
     )
 
 
-def to_task(entry: Plain, name: str) -> Task:
-    """One entry of the benchmark."""
+def to_task(entry: Plain, name: str, category: str) -> Task:
+    """One entry of the benchmark; its category is its family."""
     turns = ["\n".join(message["content"] for message in turn) for turn in entry["question"]]
     return Task(
         id=entry["id"],
@@ -80,6 +87,7 @@ def to_task(entry: Plain, name: str) -> Task:
         instructions=next(text for text in turns if text),
         expected=Expected(assertions=(Assertion(name="is_every_turn_right"),)),
         meta={
+            "family": category,
             "turns": turns,
             "missed_function": entry.get("missed_function", {}),
             "excluded_function": entry.get("excluded_function", []),

@@ -33,10 +33,9 @@ class Apis(Database):
 
 @dataclass(frozen=True, eq=False)
 class BfclDomain(Domain):
-    """One category of the benchmark."""
+    """One category of the benchmark, or all four."""
 
     package: Path = field(kw_only=True)
-    long_context: bool = False
     golds: OrderedDict[str, tuple[Task, list[GoldTurn]]] = field(
         default_factory=OrderedDict[str, tuple[Task, list[GoldTurn]]], init=False, repr=False
     )
@@ -58,7 +57,7 @@ class BfclDomain(Domain):
 
     def make_instances(self, task: Task) -> Instances:
         classes = {name: load_class(self.package, name) for name in task.meta["involved_classes"]}
-        return Instances(classes, task.meta["initial_config"], self.long_context)
+        return Instances(classes, task.meta["initial_config"], task.family == "long_context")
 
 
 class BfclEnvironment(Environment):
