@@ -88,6 +88,16 @@ class Rollout(Section):
     """How often a failed conversation is held anew before it is given up."""
 
 
+class AuditSettings(Section):
+    """Whether the simulated user kept to its role."""
+
+    policy: Literal["keep", "exclude", "report"] = "report"
+    """keep: no audit; report: findings are written down and counted, nothing else changes; exclude: a
+    conversation with findings is left out of figures and baselines and held anew, within rollout.redraws."""
+    judge: Speaker = Speaker()
+    """A model that reads each conversation besides the rules; nobody where empty."""
+
+
 class RunSettings(Section):
     """Where results go."""
 
@@ -221,6 +231,7 @@ class TrainConfig(Section):
     tasks: Tasks = Tasks(split="train")
     limits: Limits = Limits(reply_tokens=64, context_tokens=1024)
     rollout: Rollout = Rollout(concurrency=128)
+    audit: AuditSettings = AuditSettings()
     loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=3)
     training: Training = Training()
@@ -285,6 +296,7 @@ class EvalConfig(Section):
     tasks: Tasks = Tasks()
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
+    audit: AuditSettings = AuditSettings()
     run: RunSettings = RunSettings()
 
 

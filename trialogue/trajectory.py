@@ -80,6 +80,29 @@ class Reward(Frozen):
     why: tuple[str, ...] = ()
 
 
+Fault = Literal[
+    "contradiction",
+    "invention",
+    "dump",
+    "early_stop",
+    "never_stops",
+    "role",
+    "quote",
+    "ignored_question",
+]
+"""What a simulated user can do wrong."""
+
+
+class Finding(Frozen):
+    """One thing the user did wrong, with the evidence."""
+
+    kind: Fault
+    turn: int
+    """Place of the message among the conversation's turns."""
+    evidence: str
+    by: Literal["rules", "judge"] = "rules"
+
+
 class Trajectory(Frozen):
     """One conversation from its first message to its end."""
 
@@ -93,6 +116,11 @@ class Trajectory(Frozen):
     """None where the conversation failed (`end` is `error`): it never counts as 0 or 1."""
     error: str | None = None
     blame: Blame | None = None
+    """Who spoilt it: on a failed conversation, and `user` where the audit of the user found something."""
+    findings: tuple[Finding, ...] = ()
+    """What the audit of the user found."""
+    excluded: bool = False
+    """True where the run leaves conversations with findings out: graded, on record, in no baseline."""
     meta: dict[str, Any] = {}
 
     @property
@@ -112,3 +140,5 @@ class Group(Frozen):
     task: Task
     trajectories: tuple[Trajectory, ...]
     failed: tuple[Trajectory, ...] = ()
+    excluded: tuple[Trajectory, ...] = ()
+    """Those spoilt by the user, where the run leaves them out: graded, but in no baseline."""

@@ -21,6 +21,7 @@ from trialogue.config import Limits, Optimizer, Speaker, TrainConfig
 from trialogue.errors import ConfigError
 from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
 from trialogue.run import list_checkpoints, read_lines, read_trajectories
+from trialogue.score.cast import Cast
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
@@ -364,6 +365,6 @@ async def test_groups_come_in_the_order_of_their_tasks(train_config: Configure) 
     domain = find_domain(config.domain)
     agent = find_model(Speaker(model="oracle"), "agent", domain, Limits())
     user = find_model(config.user, "user", domain, Limits())
-    groups, replaced = await hold(0, domain, agent, user, config, ())
+    groups, replaced = await hold(0, domain, agent, Cast(user), config, ())
     assert [group.task.id for group in groups] == [task.id for task in choose_tasks(domain, config, 0, 0, ())]
     assert replaced == []

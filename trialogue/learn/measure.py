@@ -16,10 +16,13 @@ def measure(groups: Sequence[Group]) -> dict[str, Any]:
     """The figures of one step's conversations, as plain data for `metrics.jsonl`."""
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
+    spoilt = [item for group in groups for item in group.excluded]
     graded = [group for group in groups if group.trajectories]
     metrics: dict[str, Any] = {
         "conversations": len(held),
         "failed": len(failed),
+        "excluded": sum(len(group.excluded) for group in groups),
+        "findings": dict(Counter(finding.kind for item in [*held, *spoilt] for finding in item.findings)),
         "blame": dict(Counter(item.blame for item in failed if item.blame)),
         "ends": dict(sorted(Counter(item.end for item in held).items())),
         "tools": dict(Counter(name for item in held for name in called(item)).most_common()),

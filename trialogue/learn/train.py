@@ -23,10 +23,10 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.run import Run, read_config, read_lines
+from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import summarize
 from trialogue.score.reward import grade
-from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource, close_source
+from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward
@@ -45,7 +45,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
-    user = find_model(config.user, "user", domain, config.limits, config.seed)
+    cast = find_cast(config.user, config.audit, domain, config.limits, config.seed)
     learner = load_learner(config.learner, config.seed)
     reference = load_learner(config.learner, config.seed) if config.loss.kl else None
     if resume is not None:
@@ -59,12 +59,12 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     try:
         with Interrupt() as interrupt:
             if is_due(first, config) and not has_evaluation(run.path, first):
-                await _evaluate(first, run, domain, learner, user, config, watch)
+                await _evaluate(first, run, domain, learner, cast, config, watch)
             for step in range(first, config.training.steps):
                 clock = [perf_counter()]
                 admitted = levels[: level + 1] if config.training.curriculum else levels
                 groups, flat = await hold(
-                    step, domain, learner.agent(config, "train"), user, config, admitted
+                    step, domain, learner.agent(config, "train"), cast, config, admitted
                 )
                 run.add_trajectories(
                     f"step-{step + 1:06d}", [item for group in [*groups, *flat] for item in everything(group)]
@@ -90,7 +90,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 last = step + 1 == config.training.steps or stop
                 if not stop and is_due(step + 1, config):
-                    await _evaluate(step + 1, run, domain, learner, user, config, watch)
+                    await _evaluate(step + 1, run, domain, learner, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
                     await checkpoints.save(step + 1, level)
                 if stop:
@@ -103,7 +103,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         learner.engine.close()
         if reference is not None:
             reference.engine.close()
-        await close_source(user)
+        await cast.close()
         run.close(state)
 
 
@@ -166,7 +166,7 @@ async def hold(
     step: int,
     domain: Domain,
     agent: ModelSource,
-    user: ModelSource,
+    cast: Cast,
     config: TrainConfig,
     levels: Sequence[int],
 ) -> tuple[list[Group], list[Group]]:
@@ -182,13 +182,15 @@ async def hold(
                 domain,
                 tasks,
                 agent,
-                user,
+                cast.user,
                 group_size=config.training.group_size,
                 concurrency=config.rollout.concurrency,
                 limits=config.limits,
                 seed=derive_seed(config.seed, "step", step),
                 redraws=config.rollout.redraws,
                 grade=grade,
+                audit=cast.audit,
+                exclude=cast.exclude,
                 name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
             )
         ]
@@ -207,8 +209,8 @@ def in_order(groups: Iterable[Group], tasks: Sequence[Task]) -> list[Group]:
 
 
 def everything(group: Group) -> list[Any]:
-    """Graded and failed conversations of a group."""
-    return [*group.trajectories, *group.failed]
+    """Graded, failed and excluded conversations of a group."""
+    return [*group.trajectories, *group.failed, *group.excluded]
 
 
 def has_signal(group: Group) -> bool:
@@ -275,7 +277,7 @@ async def _evaluate(
     run: Run,
     domain: Domain,
     learner: Learned,
-    user: ModelSource,
+    cast: Cast,
     config: TrainConfig,
     watch: Watch | None,
 ) -> None:
@@ -291,11 +293,12 @@ async def _evaluate(
             domain,
             tasks,
             learner.agent(config, "eval"),
-            user,
+            cast.user,
             concurrency=config.rollout.concurrency,
             limits=config.limits,
             seed=config.seed,
             grade=grade,
+            audit=cast.audit,
             name=f"eval-{step}/",
         )
     ]

@@ -24,10 +24,11 @@ from trialogue.run import (
     read_trajectories,
     write_json,
 )
+from trialogue.score.cast import find_cast
 from trialogue.score.metrics import Price, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource, close_source
+from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import rollout
 from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Trajectory
@@ -79,33 +80,39 @@ async def evaluate(
         domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
     given = agent
     agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed)
-    user = find_model(config.user, "user", domain, config.limits, config.seed)
-    made = [user] if given is not None else [agent, user]
+    cast = find_cast(config.user, config.audit, domain, config.limits, config.seed)
+    if given is None:
+        cast.made.append(agent)
     if config.judge.model:
         judge = find_model(config.judge, "user", domain, config.limits, config.seed)
-        made.append(judge)
+        cast.made.append(judge)
         domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
-    held: list[Trajectory] = []
-    failed: list[Trajectory] = []
     if resume is not None:
         run = Run.resume(resume, kind)
         recorded = read_recorded(resume)
-        held = [item for item in recorded if item.end != "error"]
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
         recorded = []
-    done = {(item.task.id, item.trial) for item in held}
-    # What failed stays on record; what failed for good is tried again with draws of its own.
-    failed = [item for item in recorded if item.end == "error"]
-    before = Counter((item.task.id, item.trial) for item in failed)
+    held: list[Trajectory] = []
+    failed: list[Trajectory] = []
+    excluded: list[Trajectory] = []
+
+    def sort(item: Trajectory) -> None:
+        (failed if item.end == "error" else excluded if item.excluded else held).append(item)
 
     def keep(item: Trajectory) -> None:
         run.add_trajectories(kind, [item])
-        (failed if item.end == "error" else held).append(item)
+        sort(item)
+
+    for item in recorded:
+        sort(item)
+    done = {(item.task.id, item.trial) for item in held}
+    # What failed or was left out stays on record; for good is no such thing: it gets draws of its own.
+    before = Counter((item.task.id, item.trial) for item in [*failed, *excluded])
 
     total = len(tasks) * config.tasks.trials
     agent, close_agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
-    user, close_user = _record(user, config.user, run.path / "recordings" / "user.jsonl")
+    user, close_user = _record(cast.user, config.user, run.path / "recordings" / "user.jsonl")
     state: State = "failed"
     try:
         if started is not None:
@@ -123,6 +130,8 @@ async def evaluate(
             seed=config.seed,
             redraws=config.rollout.redraws,
             grade=grade,
+            audit=cast.audit,
+            exclude=cast.exclude,
             skip=lambda task, trial: (task.id, trial) in done,
             failures=lambda task, trial: before[task.id, trial],
             each=keep,
@@ -132,7 +141,8 @@ async def evaluate(
                 if progress is not None:
                     progress(group, len(held), total)
         run.add_seconds(monotonic() - began)
-        result = to_result(config, domain, in_order(held, tasks), in_order(failed, tasks), run.path, total)
+        sorted_ = [in_order(items, tasks) for items in (held, failed, excluded)]
+        result = to_result(config, domain, *sorted_, path=run.path, asked=total)
         run.add_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
@@ -144,8 +154,7 @@ async def evaluate(
     finally:
         close_agent()
         close_user()
-        for source in made:
-            await close_source(source)
+        await cast.close()
         run.close(state)
 
 
@@ -175,6 +184,8 @@ def to_result(
     domain: Domain,
     held: list[Trajectory],
     failed: list[Trajectory],
+    excluded: list[Trajectory],
+    *,
     path: Path,
     asked: int,
 ) -> dict[str, Any]:
@@ -188,7 +199,7 @@ def to_result(
         "agent": config.agent.model,
         "user": config.user.model,
         "seed": config.seed,
-        **summarize(held, failed, config.seed, prices, seconds),
+        **summarize(held, failed, config.seed, prices, seconds, excluded),
         "asked": asked,
         "wall_seconds": round(wall, 3),
         "notes": domain.notes,

@@ -81,11 +81,19 @@ def summarize(
     seed: int = 0,
     prices: Mapping[Side, Price] | None = None,
     seconds: Mapping[str, Mapping[str, float]] | None = None,
+    excluded: Sequence[Trajectory] = (),
 ) -> dict[str, Any]:
-    """Every figure of a set of conversations as plain data: overall, by family and by level."""
+    """Every figure of a set of conversations as plain data: overall, by family and by level. Those `excluded`
+    because of the user count in what was used, and beside the figures as if nothing had been left out."""
     books = Books(seed, prices or {}, seconds or {})
     summary = _figures(trajectories, failed, books)
-    summary["sides"] = {side: _side(side, [*trajectories, *failed], books) for side in SIDES}
+    summary["sides"] = {side: _side(side, [*trajectories, *failed, *excluded], books) for side in SIDES}
+    if excluded:  # they were paid for all the same
+        sides = summary["sides"].values()
+        summary["tokens"] = {kind: sum(side[kind] for side in sides) for kind in summary["tokens"]}
+        costs = [side["cost"] for side in sides if side["cost"] is not None]
+        summary["cost"] = sum(costs) if costs else None
+    summary["audit"] = audit_figures(trajectories, excluded, seed)
     summary["families"] = _split(trajectories, failed, lambda item: item.task.family, books)
     rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]
     summary["family_mean"] = fmean(rates) if len(rates) > 1 else None
@@ -95,6 +103,46 @@ def summarize(
         trajectories, failed, lambda item: kinds[bool(item.task.expected.calls)], books
     )
     return summary
+
+
+def audit_figures(
+    trajectories: Sequence[Trajectory], excluded: Sequence[Trajectory] = (), seed: int = 0
+) -> dict[str, Any]:
+    """What the audit of the user found, and the agent's success with and without it: `all` takes the first
+    graded conversation of each trial, as if nothing had been left out; `clean` those without findings."""
+    first: dict[tuple[str, int], Trajectory] = {}
+    for item in [*excluded, *trajectories]:
+        known = first.get((item.task.id, item.trial))
+        if known is None or _draw(item) < _draw(known):
+            first[item.task.id, item.trial] = item
+    everything = [*trajectories, *excluded]
+    lost = [item for item in first.values() if item.reward is not None and item.reward.value < SUCCESS]
+    clean = [item for item in trajectories if not item.findings]
+    return {
+        "findings": dict(sorted(Counter(f.kind for item in everything for f in item.findings).items())),
+        "conversations": sum(bool(item.findings) for item in everything),
+        "excluded": len(excluded),
+        "lost": len(lost),
+        "lost_with_findings": sum(bool(item.findings) for item in lost),
+        "success": {
+            "all": _success(list(first.values()), seed),
+            "clean": _success(clean, seed),
+        },
+    }
+
+
+def _draw(trajectory: Trajectory) -> int:
+    """Which draw of its trial a conversation was: `TASK/TRIAL.DRAW`, or none for the first."""
+    number = trajectory.id.rpartition("/")[2].partition(".")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _success(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
+    rewards = by_task(trajectories)
+    figures: dict[str, Any] = {"conversations": sum(map(len, rewards.values()))}
+    for interval in [item for k, item in pass_hats(rewards, seed).items() if k == 1]:
+        figures |= {"pass^1": interval.value, "pass^1_low": interval.low, "pass^1_high": interval.high}
+    return figures
 
 
 def called(trajectory: Trajectory) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, cast
 
@@ -18,13 +18,14 @@ from trialogue.talk.model import ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
-from trialogue.trajectory import End, Group, Reward, Trajectory
+from trialogue.trajectory import End, Finding, Group, Reward, Trajectory
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.values import clean_text
 
 Grade = Callable[
     [Task, Trajectory, Environment], Reward | Awaitable[Reward] | Awaitable[Reward | None] | None
 ]
+Audit = Callable[[Trajectory], Sequence[Finding] | Awaitable[Sequence[Finding]]]
 
 
 async def rollout(
@@ -39,6 +40,8 @@ async def rollout(
     seed: int = 0,
     redraws: int = 2,
     grade: Grade | None = None,
+    audit: Audit | None = None,
+    exclude: bool = False,
     name: str = "",
     skip: Callable[[Task, int], bool] | None = None,
     failures: Callable[[Task, int], int] | None = None,
@@ -47,7 +50,8 @@ async def rollout(
     """Hold `group_size` conversations of each task and yield each group when its last one is over.
 
     `skip(task, trial)` leaves conversations out that are already on record, `failures(task, trial)` tells
-    how often one has failed before, and `each` is told every conversation as soon as it is over. Closing the
+    how often one has failed before, and `each` is told every conversation as soon as it is over. `audit` says
+    what the user did wrong; with `exclude` such a conversation is held anew like a failed one. Closing the
     generator early cancels what is still under way.
     """
     limits = limits or Limits()
@@ -55,27 +59,41 @@ async def rollout(
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
 
     async def hold(task: Task, trial: int) -> tuple[Trajectory | None, list[Trajectory]]:
-        failed: list[Trajectory] = []
+        spoilt: list[Trajectory] = []
         first = failures(task, trial) if failures is not None else 0
         last = redraws if first <= redraws else first + redraws  # what was given up gets a new budget
         for draw in range(first, last + 1):
             async with room:
                 trajectory = await attempt(
-                    domain, task, trial, draw, agent, user, limits=limits, seed=seed, grade=grade, name=name
+                    domain,
+                    task,
+                    trial,
+                    draw,
+                    agent,
+                    user,
+                    limits=limits,
+                    seed=seed,
+                    grade=grade,
+                    audit=audit,
+                    exclude=exclude,
+                    name=name,
                 )
             if each is not None:
                 each(trajectory)
-            if trajectory.end != "error":
-                return trajectory, failed
-            failed.append(trajectory)
-        return None, failed
+            if trajectory.end != "error" and not trajectory.excluded:
+                return trajectory, spoilt
+            spoilt.append(trajectory)
+        return None, spoilt
 
     async def gather(task: Task, trials: list[int]) -> None:
         try:
             held = await asyncio.gather(*(hold(task, trial) for trial in trials))
             trajectories = tuple(trajectory for trajectory, _ in held if trajectory is not None)
-            failed = tuple(trajectory for _, failures in held for trajectory in failures)
-            done.put_nowait(Group(task=task, trajectories=trajectories, failed=failed))
+            spoilt = [trajectory for _, spoilt in held for trajectory in spoilt]
+            failed = tuple(trajectory for trajectory in spoilt if not trajectory.excluded)
+            excluded = tuple(trajectory for trajectory in spoilt if trajectory.excluded)
+            group = Group(task=task, trajectories=trajectories, failed=failed, excluded=excluded)
+            done.put_nowait(group)
         except BaseException as error:  # noqa: BLE001 - raised again where groups are taken
             done.put_nowait(error)
 
@@ -121,6 +139,8 @@ async def attempt(
     limits: Limits,
     seed: int = 0,
     grade: Grade | None = None,
+    audit: Audit | None = None,
+    exclude: bool = False,
     name: str = "",
 ) -> Trajectory:
     """Hold and grade one conversation. The error boundary: nothing a party, tool or judge does gets past."""
@@ -130,6 +150,7 @@ async def attempt(
     end: End = "error"
     reward: Reward | None = None
     failure: tuple[str, Blame] | None = None
+    findings: Sequence[Finding] = ()
     clock = asyncio.timeout(limits.seconds)
     try:
         async with clock:
@@ -144,6 +165,9 @@ async def attempt(
             transcript.acting = "judge"
             if grade is not None:
                 reward = await _settle(grade(task, trajectory, environment))
+            if audit is not None:
+                graded = trajectory.model_copy(update={"reward": reward, "seed": own_seed})
+                findings = await _settle(audit(graded))
             end = trajectory.end
     except asyncio.CancelledError:
         if _is_being_cancelled():
@@ -156,7 +180,8 @@ async def attempt(
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
         failure = clean_text(text), find_blame(error, transcript.acting)
-    error, blame = failure or (None, None)
+        reward = None
+    error, blame = failure or (None, "user" if findings else None)
     return Trajectory(
         id=identity,
         task=task,
@@ -167,13 +192,15 @@ async def attempt(
         reward=reward,
         error=error,
         blame=blame,
+        findings=tuple(findings),
+        excluded=exclude and bool(findings),
         meta={"domain": domain.reference or domain.name},
     )
 
 
-async def _settle(reward: Any) -> Reward | None:
-    """Most grades are there at once; a judge's is awaited."""
-    return await cast("Awaitable[Reward | None]", reward) if isawaitable(reward) else reward
+async def _settle(verdict: Any) -> Any:
+    """Most grades and findings are there at once; a judge's are awaited."""
+    return await cast("Awaitable[Any]", verdict) if isawaitable(verdict) else verdict
 
 
 def _is_being_cancelled() -> bool:
