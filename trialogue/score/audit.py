@@ -399,7 +399,7 @@ def find_ignored_questions(case: Case) -> Iterator[Finding]:
         if both:
             evidence = f"asked twice for {', '.join(sorted(both))}, answers: {_short(said.text)}"
             yield Finding(kind="ignored_question", turn=said.turn, evidence=evidence)
-            ignored = set()
+            ignored = set[str]()
         before = ignored
 
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
-from typing import Any, cast
+from typing import Any
 
 from trialogue.config import Limits
 from trialogue.errors import Blame, ConfigError, DomainError, EngineError, GradeError, ModelError
@@ -200,7 +200,7 @@ async def attempt(
 
 async def _settle(verdict: Any) -> Any:
     """Most grades and findings are there at once; a judge's are awaited."""
-    return await cast("Awaitable[Any]", verdict) if isawaitable(verdict) else verdict
+    return await verdict if isawaitable(verdict) else verdict
 
 
 def _is_being_cancelled() -> bool:
