@@ -1,7 +1,8 @@
 """The reward of a conversation: the outcome in the database, what had to be said, what had to hold.
 
 By end: the two stops are graded; `max_turns` and `too_long` get 0 without grading, so that an untouched
-database is never paid for by running out of turns; a failed conversation gets no reward at all.
+database is never paid for by running out of turns, save where a benchmark does so; a failed conversation
+gets no reward at all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
     """Grade a finished conversation by the rule of its end and the reward of its domain."""
     if trajectory.end == "error":
         return None
-    if trajectory.end in ("max_turns", "too_long"):
+    is_capped = trajectory.end == "max_turns" and not environment.domain.grade_at_cap
+    if is_capped or trajectory.end == "too_long":
         return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded",))
     return (environment.domain.reward or outcome)(task, trajectory, environment)
 

@@ -6,7 +6,7 @@ person, a language model, with tools of its own or without.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from time import perf_counter
@@ -102,10 +102,9 @@ async def converse(
 
         is_over = domain.is_over is not None and domain.is_over(turns)
         if not turn.message.tool_calls and not is_over:
-            if speaker is user:
-                observations += 1
-                if is_stop(domain, turn.message.content):
-                    return close("user_stop")
+            observations += speaker is user
+            if is_last(domain, turns):
+                return close("user_stop" if speaker is user else "agent_stop")
             speaker = agent if speaker is user else user
         if is_over or (domain.is_over is None and is_spent()):
             return close("max_turns")
@@ -134,6 +133,13 @@ def is_too_long(turn: Turn, limits: Limits) -> bool:
 
 
 _QUOTES = tuple("\"'`\u2018\u201c\u201e\u00ab<([{")
+
+
+def is_last(domain: Domain, turns: Sequence[Turn]) -> bool:
+    """Whether the message just said ends the conversation."""
+    if domain.stops is not None:
+        return domain.stops(turns)
+    return turns[-1].side == "user" and is_stop(domain, turns[-1].message.content)
 
 
 def is_stop(domain: Domain, text: str) -> bool:

@@ -157,7 +157,10 @@ async def attempt(
             transcript.acting = "tool"
             environment = domain.open(task)
             transcript.acting = "agent"
-            speaks = Party("agent", agent(task, own_seed), environment.policy, environment.tools)
+            model = agent(task, own_seed)
+            if domain.agent_manner is not None:
+                model = domain.agent_manner(task, model)
+            speaks = Party("agent", model, environment.policy, environment.tools)
             transcript.acting = "user"
             told = user_prompt(domain, task)
             answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.user_cue)

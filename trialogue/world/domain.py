@@ -91,10 +91,17 @@ class Domain:
     stop_tokens: tuple[str, ...] = (STOP,)
     stop_anywhere: bool = False
     """True ends on a stop token anywhere in the user's text; else it must close the message."""
+    stops: Callable[[Sequence[Turn]], bool] | None = None
+    """A benchmark's own rule in place of the stop tokens: asked after each message without calls, of either
+    side, whether it ends the conversation."""
     first_call_only: bool = False
     """True keeps only the first tool call of a message."""
     is_over: Callable[[Sequence[Turn]], bool] | None = None
     """A benchmark's own caps: asked after each turn and its tool results, in place of the limits' counts."""
+    grade_at_cap: bool = False
+    """True grades a conversation that these caps have ended, instead of giving it 0."""
+    agent_manner: Callable[[Task, Any], Any] | None = None
+    """Puts the agent's model into the benchmark's own manner of speaking, such as calls written as text."""
     endless: bool = False
     """Tasks are generated: another seed gives other tasks, as many as are asked for."""
     reference: str = ""

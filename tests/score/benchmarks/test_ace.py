@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from trialogue.config import Limits
+from trialogue.config import EvalConfig, Limits, load_config
 from trialogue.errors import ConfigError
+from trialogue.run import read_trajectories
 from trialogue.score.benchmarks import ace
 from trialogue.score.benchmarks.ace.execute import Unreadable, read_calls, write_calls
 from trialogue.score.benchmarks.ace.grade import find_share, find_wrong
 from trialogue.score.benchmarks.ace.recorded import score_one
-from trialogue.score.benchmarks.ace.speech import write_as_text
 from trialogue.score.benchmarks.folder import read_lines
 from trialogue.score.benchmarks.recorded import score_recorded
 from trialogue.score.check import check
+from trialogue.score.evaluate import evaluate
+from trialogue.score.rescore import rescore
 from trialogue.score.reward import grade, regrade
 from trialogue.talk.rollout import attempt
-from trialogue.talk.scripted import ScriptedModel
+from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.task import Call, Task
 from trialogue.trajectory import Trajectory
 
@@ -98,20 +100,41 @@ def test_alone_the_agent_ends_it(data: Path) -> None:
     domain = find(data, "multi_step@zh")
     task = next(task for task in domain.tasks("all") if task.expected.calls)
     trajectory = hold(domain, task, domain.oracle, domain.user)
-    assert (trajectory.end, trajectory.value) == ("user_stop", 1.0)
+    assert (trajectory.end, trajectory.value) == ("agent_stop", 1.0)
     assert regrade(trajectory, domain.open(task)) == (trajectory.reward, [])
     idle = hold(domain, task, lambda _task, _seed: ScriptedModel(["Shall I?"]), domain.user)
     assert (idle.end, idle.value, len(idle.turns)) == ("max_turns", 0.0, 41)
 
 
-def test_calls_can_be_text(data: Path) -> None:
+def test_the_benchmark_grades_what_is_there_at_its_cap_and_hears_no_early_end(data: Path) -> None:
+    """With its oversights. Without them, running out of messages is 0, and an end is an end."""
+    task = next(task for task in find(data, "multi_step").tasks("all") if task.expected.calls)
+    calls = [call(item.name, **item.arguments) for item in task.expected.calls]
+    outcomes: dict[str, Any] = {}
+    for name in ("multi_step", "multi_step@en-mended"):
+        domain = find(data, name)
+        endless = hold(domain, task, lambda _task, _seed: ScriptedModel([*calls, "And now?"]), domain.user)
+        early = ["finish conversation", *calls, "finish conversation"]
+        hasty = hold(domain, task, lambda _task, _seed, lines=early: ScriptedModel(lines), domain.user)
+        outcomes[name] = [(item.end, item.value) for item in (endless, hasty)]
+        assert regrade(endless, domain.open(task)) == (endless.reward, [])
+    assert outcomes["multi_step"] == [("max_turns", 1.0), ("agent_stop", 1.0)]
+    assert outcomes["multi_step@en-mended"] == [("max_turns", 0.0), ("agent_stop", 0.0)]
+
+
+def test_calls_can_be_text(data: Path, tmp_path: Path) -> None:
     domain = find(data, "multi_turn")
     task = domain.tasks("all")[0]
-    lines = [*task.meta["mile_stone"], "Sent. Anything else?"]
-    agent = write_as_text(domain, lambda _task, _seed: ScriptedModel(lines))
-    user = ScriptedModel(["Send it.", "finish conversation"])
-    trajectory = hold(domain, task, agent, lambda _task, _seed: user)
-    assert trajectory.value == 1.0
+    script, user = tmp_path / "agent.jsonl", tmp_path / "user.jsonl"
+    lines = [*task.meta["mile_stone"], "Sent [it]. Anything else?"]
+    script.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    user.write_text('"Send it."\n"finish conversation"\n')
+    settings = ["domain=ace:multi_turn@en-text", f"data={data}", "tasks.count=1", "run.name=text"]
+    settings += [f"agent.model=scripted:{script}", f"user.model=scripted:{user}", f"run.directory={tmp_path}"]
+    result = asyncio.run(evaluate(load_config(EvalConfig, None, settings)))
+    assert (result["pass^1"], result["notes"]["calls"]) == (1.0, "text")
+    [trajectory] = read_trajectories(tmp_path / "text")
+    assert [row.same for row in rescore(tmp_path / "text", data=str(data))] == [True]
     assert trajectory.reward is not None
     assert trajectory.reward.parts == {"END_TO_END": 1.0, "PROCESS": 1.0}
     assert trajectory.turns[2].message.content.startswith("[{'status': True, ")

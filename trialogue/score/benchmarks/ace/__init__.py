@@ -10,7 +10,7 @@ from pathlib import Path
 from trialogue.errors import ConfigError
 from trialogue.score.benchmarks.ace import data as files
 from trialogue.score.benchmarks.ace.grade import grade, judge
-from trialogue.score.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice
+from trialogue.score.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice, TextCaller
 from trialogue.score.benchmarks.ace.travel import load_travel
 from trialogue.score.benchmarks.ace.world import AceDomain
 from trialogue.score.benchmarks.toolkit import hash_prompts
@@ -21,6 +21,9 @@ from trialogue.world.domain import from_list
 LANGUAGES = ("en", "zh")
 CUES = {"en": "Is there anything you need help with today?", "zh": "今天有什么需要帮助的吗？"}
 MAX_MESSAGES = 40
+"""Behind the first one."""
+UNHEARD = 3
+"""In how many messages at the beginning the benchmark does not look for the words that end it."""
 POLICIES = {
     "phone": """\
 You are the assistant on a person's phone. You send and read messages, keep reminders and order food.
@@ -47,20 +50,26 @@ You are the agent of an airline. You book, change and cancel flights. It is 2024
 
 
 def find(name: str = "", data: str | None = None) -> AceDomain:
-    """The domain `multi_turn` or `multi_step`, in English or, with `@zh`, in Chinese; `-mended` behind the
-    language (`@en-mended`) grades without the benchmark's oversights."""
+    """The domain `multi_turn` or `multi_step`, in English or, with `@zh`, in Chinese. Behind the language,
+    `-text` lets the agent write its calls as text, as in the benchmark, and `-mended` plays and grades
+    without the benchmark's oversights."""
     category, _, variant = name.partition("@")
-    language, _, how = (variant or "en").partition("-")
-    if category not in files.CATEGORIES or language not in LANGUAGES or how not in ("", "mended"):
+    language, *how = (variant or "en").split("-")
+    if (
+        category not in files.CATEGORIES
+        or language not in LANGUAGES
+        or not {"text", "mended"}.issuperset(how)
+    ):
         raise ConfigError(
-            f"there is no 'ace:{name}'; allowed are {', '.join(files.CATEGORIES)}, with @en, @zh, "
-            "@en-mended or @zh-mended behind it"
+            f"there is no 'ace:{name}'; allowed are {', '.join(files.CATEGORIES)}, with @en or @zh behind "
+            "it, and behind that -text, -mended or both"
         )
-    return _find(category, language, not how, files.find_folder(data, f"ace:{category}"))
+    folder = files.find_folder(data, f"ace:{category}")
+    return _find(category, language, "mended" not in how, "text" in how, folder)
 
 
 @lru_cache(maxsize=8)
-def _find(category: str, language: str, quirks: bool, folder: Path) -> AceDomain:
+def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) -> AceDomain:
     alone = category == "multi_step"
     name = f"ace:{category}"
     wording = files.read_wording(folder, language)
@@ -85,13 +94,16 @@ def _find(category: str, language: str, quirks: bool, folder: Path) -> AceDomain
         user_cue=None if alone else CUES[language],
         stop_tokens=(STOP,),
         stop_anywhere=True,
-        is_over=is_over,
-        reference=f"{name}@{language}{'' if quirks else '-mended'}",
+        stops=lambda turns: STOP in turns[-1].message.content and (not quirks or _count(turns) > UNHEARD),
+        is_over=lambda turns: _count(turns) > MAX_MESSAGES,
+        grade_at_cap=quirks,
+        agent_manner=(lambda task, model: TextCaller(domain, task, model)) if text else None,
+        reference=f"{name}@{language}{'-text' if text else ''}{'' if quirks else '-mended'}",
         notes={
             "benchmark": "ACEBench",
             "language": language,
             "grading": "official" if quirks else "mended: not comparable",
-            "calls": "native tool calls; the benchmark's own are text",
+            "calls": "text" if text else "native tool calls; the benchmark's own are text",
             "wording": "official" if is_official else "prompts in our own words: not comparable",
             "prompts": hash_prompts(policies, wording),
         },
@@ -117,11 +129,11 @@ def _with_calls(domain: AceDomain, task: Task) -> Task:
     return task.model_copy(update={"expected": Expected(calls=calls)})
 
 
-def is_over(turns: Sequence[Turn]) -> bool:
-    """After forty messages, results of functions among them, behind the first one."""
-    rounds = 0
+def _count(turns: Sequence[Turn]) -> int:
+    """Messages, the results of one message's calls as one."""
+    count = 0
     before = ""
     for turn in turns:
-        rounds += turn.message.role != "tool" or before != "tool"
+        count += turn.message.role != "tool" or before != "tool"
         before = turn.message.role
-    return rounds > MAX_MESSAGES
+    return count

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from trialogue.messages import Message, ToolCall
 from trialogue.score.benchmarks.ace.execute import ASK_NOTHING, Unreadable, read_calls
 from trialogue.score.benchmarks.ace.world import EXECUTE, AceDomain
-from trialogue.talk.model import Model, ModelSource
+from trialogue.talk.model import Model
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.tools import Tool
@@ -22,16 +23,14 @@ Anything else you write goes to the user. When everything is done, write 'finish
 
 
 class TaskVoice:
-    """Says the task, tells the agent that nobody will answer, and ends when the agent does."""
+    """Says the task, and from then on that nobody will answer."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        heard = [turn.message.content for turn in turns[1:] if turn.message.role == "user"]
-        if not heard:
-            return Reply(self._task.instructions)
-        return Reply(STOP if STOP in heard[-1] else ASK_NOTHING)
+        is_first = not any(turn.message.role == "user" for turn in turns)
+        return Reply(self._task.instructions if is_first else ASK_NOTHING)
 
 
 class GoldCaller:
@@ -47,14 +46,9 @@ class GoldCaller:
         return Reply(tool_calls=(ToolCall(id="call_0", name=call.name, arguments=call.arguments),))
 
 
-def write_as_text(domain: AceDomain, agent: ModelSource) -> ModelSource:
-    """An agent in the benchmark's own manner: all it knows is one message of functions and history, and its
-    calls are text."""
-    return lambda task, seed: TextCaller(domain, task, agent(task, seed))
-
-
 class TextCaller:
-    """Lays the benchmark's frame around a model and reads the calls in what it writes."""
+    """An agent in the benchmark's own manner: all that its model knows is one message of functions and
+    history, and its calls are read in what it writes."""
 
     def __init__(self, domain: AceDomain, task: Task, model: Model) -> None:
         self._domain = domain
@@ -75,14 +69,20 @@ class TextCaller:
             Turn(side="user", message=Message(role="user", content=said)),
         ]
         reply = await self._model.reply(asked, [])
-        try:
-            is_call = "[" in reply.content and bool(read_calls(reply.content, self._domain.alone))
-        except Unreadable:
-            is_call = False
-        if not is_call:
+        if not self._is_call(reply.content):
             return reply
         call = ToolCall(id="call_0", name=EXECUTE, arguments={"text": reply.content})
         return replace(reply, content="", tool_calls=(call,))
+
+    def _is_call(self, text: str) -> bool:
+        """Whether a text goes to the functions rather than to the user."""
+        if not self._domain.alone and not re.search(r"\[.*\]", text):
+            return False
+        try:
+            read_calls(text, self._domain.alone)
+        except Unreadable:
+            return False
+        return True
 
     def _tell(self, turns: Sequence[Turn]) -> str:
         """The conversation as lines of user, agent and execution."""
