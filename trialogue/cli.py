@@ -9,21 +9,8 @@ from typing import Any
 
 import click
 
-JSON = click.option(
-    "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
-)
-DATA = click.option("--data", help="Folder with a benchmark's data.")
-SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-KEYS = {
-    "agent": "agent.model",
-    "user": "user.model",
-    "split": "tasks.split",
-    "tasks": "tasks.count",
-    "trials": "tasks.trials",
-    "seed": "seed",
-    "data": "data",
-}
-"""Which setting an option stands for."""
+from trialogue.cli_corpus import synthesize_verb
+from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
 
 
 class Verbs(click.Group):
@@ -51,10 +38,6 @@ def main(debug: bool) -> None:
     """Train language-model agents that talk with users and use tools."""
 
 
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
-
-
 # -- making and proving a domain ---------------------------------------------------------------------------
 
 
@@ -67,7 +50,7 @@ def init_verb(name: str, as_json: bool) -> None:
 
     files = write_domain(Path(name))
     if as_json:
-        _print_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
+        print_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
         return
     for file in files:
         click.echo(f"wrote {file}")
@@ -102,7 +85,7 @@ def check_verb(
 
         found = find_contamination(*contamination, data)
         if as_json:
-            _print_json(found.to_data())
+            print_json(found.to_data())
             return
         for name, others in found.pairs.items():
             click.echo(f"{name}  {' '.join(others)}")
@@ -116,7 +99,7 @@ def check_verb(
 
     checked = check(find_domain(domain, data), split, count, seed)
     if as_json:
-        _print_json(checked.to_data())
+        print_json(checked.to_data())
     else:
         show_check(checked.to_data(), checked.played)
     sys.exit(0 if checked.ok else 1)
@@ -151,13 +134,14 @@ def play_verb(
 
     from rich.console import Console
 
+    from trialogue.config import EvalConfig
     from trialogue.score.play import find_task, play
     from trialogue.talk.human import HumanModel, ask_aside
     from trialogue.view.terminal import show_why
     from trialogue.world.find import find_domain
 
     patient = ("limits.seconds=86400", *settings)
-    config = _to_eval_config(domain, patient, None, given)
+    config = to_config(EvalConfig, domain, patient, None, given)
     found = find_domain(config.domain, config.data)
     chosen = find_task(found, config, task, any_split=given["split"] is None)
     console = Console(stderr=as_json)
@@ -168,20 +152,30 @@ def play_verb(
         console.print("\nYou left; the conversation is not graded.", highlight=False)
         sys.exit(130 if not person.left else 1)
     if as_json:
-        _print_json(played.to_data())
+        print_json(played.to_data())
     else:
         show_why(played.trajectory, played.changes, console)
     if played.trajectory.end == "error":
         sys.exit(1)
 
 
-def _evaluate(kind: Any, as_json: bool, resume: str | None, config: Any) -> None:
+def _evaluate(
+    kind: Any,
+    as_json: bool,
+    resume: str | None,
+    domain: str | None,
+    settings: tuple[str, ...],
+    file: str | None,
+    given: dict[str, Any],
+) -> None:
     import asyncio
 
+    from trialogue.config import EvalConfig
     from trialogue.score.evaluate import evaluate
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_progress, show_result
 
+    config = to_config(EvalConfig, domain, settings, file, given, resume)
     run: list[Path] = []
     try:
         with show_progress(kind, quiet=as_json) as progress:
@@ -197,7 +191,7 @@ def _evaluate(kind: Any, as_json: bool, resume: str | None, config: Any) -> None
         sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
-        _print_json({"pass^1": None, "pass^1_low": None, "pass^1_high": None, **result})
+        print_json({"pass^1": None, "pass^1_low": None, "pass^1_high": None, **result})
     else:
         show_result(result)
     if result["conversations"] < result["asked"]:
@@ -226,37 +220,6 @@ def _eval_options(function: Any) -> Any:
     return function
 
 
-def _to_eval_config(
-    domain: str | None,
-    settings: tuple[str, ...],
-    file: str | None,
-    given: dict[str, Any],
-    resume: str | None = None,
-) -> Any:
-    """The configuration asked for; with `resume` the run's own, which nothing else given may contradict."""
-    from trialogue.config import EvalConfig, load_config
-    from trialogue.errors import ConfigError
-
-    if domain is not None and "=" in domain:
-        settings, domain = (domain, *settings), None
-    overrides = [f"domain={json.dumps(domain)}"] if domain is not None else []
-    overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    if resume is None:
-        return load_config(EvalConfig, file, [*overrides, *settings])
-    from trialogue.run import read_about, read_config
-
-    read_about(Path(resume))
-    config = read_config(EvalConfig, Path(resume))
-    if file is not None:
-        raise ConfigError("a resumed run has its own settings: leave --config out")
-    asked = load_config(EvalConfig, None, [*overrides, *settings], config)
-    if asked != config:
-        raise ConfigError(
-            f"{resume} was begun with other settings, and a resumed run keeps its own; leave yours out"
-        )
-    return config
-
-
 @main.command("eval")
 @_eval_options
 def eval_verb(
@@ -273,7 +236,7 @@ def eval_verb(
     trialogue eval shop --agent oracle --user agenda --split test --tasks 100
     trialogue eval shop --agent openai:gpt-4.1 --user openai:gpt-4.1 limits.observations=40
     """
-    _evaluate("eval", as_json, resume, _to_eval_config(domain, settings, file, given, resume))
+    _evaluate("eval", as_json, resume, domain, settings, file, given)
 
 
 @main.command("rollout")
@@ -287,7 +250,7 @@ def rollout_verb(
     **given: Any,
 ) -> None:
     """Hold conversations and write them down: as eval does, for collecting data rather than a score."""
-    _evaluate("rollout", as_json, resume, _to_eval_config(domain, settings, file, given, resume))
+    _evaluate("rollout", as_json, resume, domain, settings, file, given)
 
 
 # -- looking at what was recorded --------------------------------------------------------------------------
@@ -306,7 +269,7 @@ def score_verb(path: str, domain: str | None, benchmark: str | None, data: str |
 
         graded = score_recorded(path, benchmark, data)
         if as_json:
-            _print_json([row.to_data() for row in graded])
+            print_json([row.to_data() for row in graded])
             return
         for row in graded:
             click.echo(row.to_line())
@@ -315,7 +278,7 @@ def score_verb(path: str, domain: str | None, benchmark: str | None, data: str |
 
     rows = rescore(Path(path), domain, data)
     if as_json:
-        _print_json([row.to_data() for row in rows])
+        print_json([row.to_data() for row in rows])
     else:
         for row in rows:
             click.echo(row.to_line())
@@ -385,7 +348,7 @@ def _learn(
     for mark in marks:
         click.echo(f"marked: {mark}", err=as_json)
     if as_json:
-        _print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
+        print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
     elif state == "stopped":
         click.echo(f"stopped and saved; go on with: trialogue {verb.__name__} --resume {path}")
     else:
@@ -440,7 +403,7 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
     with show_steps(quiet=as_json) as watch:
         result = asyncio.run(demonstrate(directory, seed, lambda text: click.echo(text, err=as_json), watch))
     if as_json:
-        _print_json(result["summary"])
+        print_json(result["summary"])
     else:
         show_demo(result["before"], result["after"], result["summary"], directory)
 
@@ -459,7 +422,7 @@ def report_verb(run: str, as_json: bool) -> None:
     if as_json:
         about = read_about(path)
         facts = {key: about.get(key) for key in ("kind", "state", "created", "ended", "seed", "versions")}
-        _print_json(
+        print_json(
             {"run": run, "report": str(target), **facts, "result": read_result(path), "markdown": text}
         )
     else:
@@ -467,22 +430,26 @@ def report_verb(run: str, as_json: bool) -> None:
 
 
 @main.command("config")
-@click.argument("verb", required=False, type=click.Choice(["eval", "sft", "train"]))
+@click.argument("verb", required=False, type=click.Choice(["eval", "synthesize", "sft", "train"]))
 @JSON
 def config_verb(verb: str | None, as_json: bool) -> None:
     """List every setting of a VERB, or of all: key, default and meaning."""
-    from trialogue.config import EvalConfig, SftConfig, TrainConfig, list_keys
+    from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig, list_keys
 
-    kinds = {"eval": EvalConfig, "sft": SftConfig, "train": TrainConfig}
+    kinds = {"eval": EvalConfig, "synthesize": SynthesizeConfig, "sft": SftConfig, "train": TrainConfig}
     keys = {name: list(list_keys(kind)) for name, kind in kinds.items() if verb in (None, name)}
     if as_json:
-        _print_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
+        print_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
         return
     for name, found in keys.items():
         click.echo(f"# trialogue {name}")
         for key in found:
             click.echo(f"{key.key} = {json.dumps(key.default, ensure_ascii=False)}")
             click.echo(f"    {' '.join(key.meaning.split())}")
+
+
+for verb in (synthesize_verb,):
+    main.add_command(verb)
 
 
 if __name__ == "__main__":

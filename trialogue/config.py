@@ -300,6 +300,63 @@ class EvalConfig(Section):
     run: RunSettings = RunSettings()
 
 
+class Synthesis(Section):
+    """How a corpus of conversations is made."""
+
+    count: int = Field(default=1000, ge=1)
+    """Distinct, verified conversations to end up with."""
+    attempts: float = Field(default=3.0, ge=1)
+    """How many are held for that at most, as a multiple of the count."""
+    similar: float = Field(default=0.9, gt=0, le=1)
+    """Share of common word triples from which two conversations count as one; 1 drops only equal ones."""
+    balance: float = Field(default=2.0, ge=0)
+    """How many times its even share of the count a family of tasks may have; 0 is off."""
+    validation: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the scenarios kept apart for validation."""
+    split_by: Literal["task", "family"] = "task"
+    """What a scenario is: all conversations of a task, or of a family of tasks, are on one side."""
+    against: tuple[str, ...] = ()
+    """Sets that must not be taught, each DOMAIN/SPLIT: conversations that give one of their tasks away are
+    left out."""
+    free_text: tuple[str, ...] = (
+        "comment",
+        "content",
+        "description",
+        "message",
+        "note",
+        "notes",
+        "query",
+        "reason",
+        "subject",
+        "summary",
+        "text",
+        "thought",
+        "title",
+    )
+    """Parameters (name or tool.name) that may hold the agent's own words; ids and numbers in them must be
+    known all the same."""
+
+
+class SynthesizeConfig(Section):
+    """Everything `synthesize` can be told."""
+
+    domain: str = "shop"
+    """A name, module:name, or path to a file or folder."""
+    data: str | None = None
+    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
+    seed: int = 0
+    """Seed of every random choice."""
+    agent: Speaker = Speaker(model="oracle")
+    user: Speaker = Speaker(model="agenda")
+    judge: Speaker = Speaker()
+    """Who reads what was verified and scores it by a rubric; nobody where empty."""
+    tasks: Tasks = Tasks(split="train")
+    limits: Limits = Limits()
+    rollout: Rollout = Rollout()
+    synthesize: Synthesis = Synthesis()
+    run: RunSettings = RunSettings()
+
+
 C = TypeVar("C", bound=Section)
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from trialogue.config import EvalConfig, difference_from_defaults, to_config
+from trialogue.config import EvalConfig, Section, SynthesizeConfig, difference_from_defaults, to_config
 from trialogue.errors import RunError
 from trialogue.run import read_about, read_trajectories
 from trialogue.trajectory import Trajectory
@@ -44,6 +44,14 @@ def to_report(path: Path) -> str:
     """The report of a run directory as Markdown."""
     about = read_about(path)
     result = read_result(path)
+    if about["kind"] == "synthesize":
+        parts = [
+            f"# synthesize of {result['domain']}",
+            _corpus(result),
+            _settings(path, SynthesizeConfig),
+            _origin(about, result),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
     held = [item for item in read_trajectories(path) if item.reward is not None]
     parts = [
         f"# {about['kind']} of {result['domain']}",
@@ -57,6 +65,29 @@ def to_report(path: Path) -> str:
         _origin(about, result),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _corpus(result: dict[str, Any]) -> str:
+    """How many conversations were kept, by family, and why the others were not."""
+    judge = f", judged by **{result['judge']}**" if result["judge"] else ""
+    parts = [
+        f"**{result['accepted']}** of {result['held']} conversations were accepted.",
+        f"{result['train']} are to train on, {result['validation']} for validation.",
+        f"Agent: **{result['agent']}**, user: **{result['user']}**{judge}.",
+        "## Rejected, by reason",
+        "\n".join(
+            [_row(["", "conversations"]), "|---|---:|"]
+            + [_row([_cell(why), str(count)]) for why, count in result["reasons"].items()]
+        )
+        if result["reasons"]
+        else "None.",
+        "## Accepted, by family",
+        "\n".join(
+            [_row(["", "conversations"]), "|---|---:|"]
+            + [_row([_cell(family or "(none)"), str(count)]) for family, count in result["families"].items()]
+        ),
+    ]
+    return "\n\n".join(parts)
 
 
 def _sentence(result: dict[str, Any]) -> str:
@@ -163,9 +194,9 @@ def _code(text: str) -> str:
     return text.replace("`", "'").replace("\n", " ")
 
 
-def _settings(path: Path) -> str:
+def _settings(path: Path, kind: type[Section] = EvalConfig) -> str:
     data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    changed = difference_from_defaults(to_config(EvalConfig, data, "config.json"))
+    changed = difference_from_defaults(to_config(kind, data, "config.json"))
     if not changed:
         return "## Settings\n\nAll defaults."
     lines = [f"- `{key} = {json.dumps(value, ensure_ascii=False)}`" for key, value in changed.items()]

@@ -200,6 +200,55 @@ def show_steps(quiet: bool = False) -> Generator[Callable[[int, dict[str, Any]],
     yield tell
 
 
+@contextmanager
+def show_synthesis(quiet: bool = False) -> Generator[Callable[[int, int, int], None]]:
+    """A progress bar on a terminal; elsewhere a plain line every few seconds; nothing where quiet."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        last = monotonic()
+
+        def plain(held: int, verified: int, wanted: int) -> None:
+            nonlocal last
+            if not quiet and (monotonic() - last > 5 or verified == wanted):
+                last = monotonic()
+                print(f"synthesize held={held} verified={verified} of={wanted}", file=sys.stderr, flush=True)
+
+        yield plain
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        row = bar.add_task("synthesize", total=None)
+
+        def live(held: int, verified: int, wanted: int) -> None:
+            bar.update(row, completed=verified, total=wanted, description=f"synthesize · held {held}")
+
+        yield live
+
+
+def show_corpus(result: dict[str, Any], console: Console | None = None) -> None:
+    """What a synthesis came to: how many were accepted, and why the others were not."""
+    console = console or Console()
+    table = Table(
+        title=f"{result['domain']} · agent {result['agent']} · user {result['user']}", title_justify="left"
+    )
+    table.add_column("")
+    table.add_column("conversations", justify="right")
+    rows = [("held", result["held"]), ("accepted", result["accepted"])]
+    rows += [(f"  {part}", result[part]) for part in ("train", "validation")]
+    rows += [
+        ("rejected", result["rejected"]),
+        *((f"  {why}", number) for why, number in result["reasons"].items()),
+    ]
+    for name, number in rows:
+        table.add_row(name, str(number))
+    console.print(table)
+    if result["cost"] is not None:
+        console.print(f"cost: {result['cost']:.4f}", highlight=False)
+    console.print(f"wall clock: {result['wall_seconds']:.1f} s", highlight=False)
+    for file in ("accepted.jsonl", "rejected.jsonl", "train.parquet", "validation.parquet"):
+        console.print(f"{result['run']}/{file}", soft_wrap=True, highlight=False, markup=False)
+
+
 def show_demo(
     before: dict[str, Any], after: dict[str, Any], summary: dict[str, Any], directory: Path
 ) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from trialogue.errors import DomainError, RecordNotFound
-from trialogue.world.tools import Tool, find_tools, shorten
+from trialogue.world.tools import Tool, clean_schema, find_tools, shorten
 from trialogue.world.values import (
     GONE,
     MODULUS,
@@ -349,6 +350,15 @@ class Database:
             where = ".".join([name, key, *(str(part) for part in first["loc"])]).strip(".")
             raise DomainError(f"{cls.__name__} data, {where}: {first['msg']}") from None
 
+    @classmethod
+    def schemas(cls) -> dict[str, Any]:
+        """The JSON schema of each field: of a table, that of its records."""
+        known = _SCHEMAS.get(cls)
+        if known is None:
+            found = {name: adapter.json_schema() for name, adapter in cls._adapters.items()}
+            known = _SCHEMAS[cls] = {name: clean_schema(schema) for name, schema in found.items()}
+        return known
+
     def fork(self) -> Self:
         """A database of its own over the present state of this one."""
         return self.__class__(self.freeze())
@@ -511,6 +521,7 @@ class Database:
 
 
 _OWN = frozenset(Database.__slots__)
+_SCHEMAS: WeakKeyDictionary[type[Database], dict[str, Any]] = WeakKeyDictionary()
 
 
 def _find_hints(cls: type) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -102,6 +102,8 @@ class Domain:
     """True grades a conversation that these caps have ended, instead of giving it 0."""
     agent_manner: Callable[[Task, Any], Any] | None = None
     """Puts the agent's model into the benchmark's own manner of speaking, such as calls written as text."""
+    source: str = "domain"
+    """What answers its tools: the domain's own code, a simulator, or an MCP server."""
     endless: bool = False
     """Tasks are generated: another seed gives other tasks, as many as are asked for."""
     reference: str = ""
@@ -218,6 +220,9 @@ class Environment:
     """The world of one conversation: single use, cheap, and changed only through calls."""
 
     __slots__ = ("database", "domain", "prepared", "user_database")
+
+    remote: ClassVar[bool] = False
+    """True where calls are answered from outside: they are awaited, and cannot be carried out again."""
 
     def __init__(self, domain: Domain, prepared: Prepared) -> None:
         self.domain = domain

@@ -1,0 +1,63 @@
+"""What the verbs of the command line share: options, the settings they stand for, JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
+)
+DATA = click.option("--data", help="Folder with a benchmark's data.")
+SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+KEYS = {
+    "agent": "agent.model",
+    "user": "user.model",
+    "split": "tasks.split",
+    "tasks": "tasks.count",
+    "trials": "tasks.trials",
+    "seed": "seed",
+    "data": "data",
+    "judge": "judge.model",
+    "count": "synthesize.count",
+}
+"""Which setting an option stands for."""
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def to_config(
+    kind: Any,
+    domain: str | None,
+    settings: tuple[str, ...],
+    file: str | None,
+    given: dict[str, Any],
+    resume: str | None = None,
+) -> Any:
+    """The configuration asked for; with `resume` the run's own, which nothing else given may contradict."""
+    from trialogue.config import load_config
+    from trialogue.errors import ConfigError
+
+    if domain is not None and "=" in domain:
+        settings, domain = (domain, *settings), None
+    overrides = [f"domain={json.dumps(domain)}"] if domain is not None else []
+    overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    if resume is None:
+        return load_config(kind, file, [*overrides, *settings])
+    from trialogue.run import read_about, read_config
+
+    read_about(Path(resume))
+    config = read_config(kind, Path(resume))
+    if file is not None:
+        raise ConfigError("a resumed run has its own settings: leave --config out")
+    asked = load_config(kind, None, [*overrides, *settings], config)
+    if asked != config:
+        raise ConfigError(
+            f"{resume} was begun with other settings, and a resumed run keeps its own; leave yours out"
+        )
+    return config

@@ -1,0 +1,338 @@
+"""Synthesis: conversations of a teacher, verified, sifted and written down as a corpus to imitate.
+
+    hold ─► reward ─► verify (score.verify) ─► sift (learn.corpus) ─► judge ─► review ─► accepted, rejected
+
+What is held goes to `trajectories/synthesize.jsonl` at once, so a run that is killed goes on where it was.
+Everything after it is worked out anew from that file and from the verdicts on record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from math import ceil
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from trialogue.config import Speaker, SynthesizeConfig
+from trialogue.errors import ConfigError, RunError
+from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
+from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories, write_json
+from trialogue.score.evaluate import in_order
+from trialogue.score.reward import grade
+from trialogue.score.verdicts import Verdict, Verdicts, judge_all
+from trialogue.score.verify import verify
+from trialogue.talk.find import find_model
+from trialogue.talk.model import ModelSource, close_source
+from trialogue.talk.rollout import rollout
+from trialogue.talk.users import user_prompt
+from trialogue.task import Expected, Task
+from trialogue.trajectory import Trajectory
+from trialogue.world.domain import Domain, Environment
+from trialogue.world.find import find_domain
+
+Watch = Callable[[int, int, int], None]
+"""Told after each conversation how many were held, how many of them are verified, and how many are wanted."""
+FILE = "trajectories/synthesize.jsonl"
+
+
+async def synthesize(
+    config: SynthesizeConfig,
+    *,
+    resume: Path | None = None,
+    started: Callable[[Path], None] | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
+    began = monotonic()
+    if resume is not None:
+        config = read_config(SynthesizeConfig, resume)
+    domain = find_domain(config.domain, config.data)
+    workshop = Workshop(config, domain)
+    agent = find_model(config.agent, "agent", domain, config.limits, config.seed)
+    user = find_model(config.user, "user", domain, config.limits, config.seed)
+    judge = (
+        find_model(config.judge, "user", domain, config.limits, config.seed) if config.judge.model else None
+    )
+    made: list[ModelSource] = [agent, user, *([judge] if judge is not None else [])]
+    if resume is not None:
+        run = Run.resume(resume, "synthesize")
+        for item in read_trajectories(resume / FILE) if (resume / FILE).exists() else ():
+            workshop.take(item)
+    else:
+        run = Run.create(config.run, "synthesize", config.domain, config, config.seed)
+    verdicts = Verdicts(run.path)
+
+    def keep(item: Trajectory) -> None:
+        run.add_trajectories("synthesize", [item])
+        workshop.take(item)
+        if watch is not None:
+            watch(len(workshop.held), workshop.verified, config.synthesize.count)
+
+    state: State = "failed"
+    try:
+        if started is not None:
+            started(run.path)
+        order = [(task.id, trial) for trial in range(config.tasks.trials) for task in workshop.tasks]
+        budget = min(len(order), ceil(config.synthesize.attempts * config.synthesize.count))
+        wanted = min(budget, config.synthesize.count)
+        while True:
+            chosen = set(order[:wanted])
+            groups = rollout(
+                domain,
+                workshop.tasks,
+                agent,
+                user,
+                group_size=config.tasks.trials,
+                concurrency=config.rollout.concurrency,
+                limits=config.limits,
+                seed=config.seed,
+                redraws=config.rollout.redraws,
+                grade=grade_if_expected,
+                skip=lambda task, trial, chosen=chosen: (
+                    (task.id, trial) not in chosen or (task.id, trial) in workshop.done
+                ),
+                failures=lambda task, trial: workshop.failures[task.id, trial],
+                each=keep,
+            )
+            async with aclosing(groups):
+                async for _ in groups:
+                    pass
+            sifted = workshop.sift(verdicts)
+            if judge is not None:
+                missing = [item for item in sifted.accepted if not verdicts.has(item.id, "judge")]
+                async for verdict in judge_all(missing, domain, judge, config.judge.model):
+                    verdicts.add(verdict)
+                sifted = workshop.sift(verdicts)
+            lacking = config.synthesize.count - len(sifted.accepted)
+            if lacking <= 0 or wanted >= budget:
+                break
+            rate = max(0.1, len(sifted.accepted) / wanted)
+            wanted = min(budget, wanted + max(1, ceil(lacking / rate)))
+        run.add_seconds(monotonic() - began)
+        result = finish(run.path, config, domain, sifted)
+        run.add_metrics(result)
+        state = "finished"
+        return result
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        state = "stopped"
+        run.add_seconds(monotonic() - began)
+        raise
+    finally:
+        for source in made:
+            await close_source(source)
+        run.close(state)
+
+
+def grade_if_expected(task: Task, trajectory: Trajectory, environment: Environment) -> Any:
+    """A reward where the task says what is to come of it; a mere wish has none."""
+    if environment.domain.reward is None and task.expected == Expected():
+        return None
+    return grade(task, trajectory, environment)
+
+
+@dataclass(slots=True)
+class Sifted:
+    """What was decided: accepted and rejected conversations, each with its verdicts."""
+
+    accepted: list[Trajectory] = field(default_factory=lambda: [])
+    rejected: list[Trajectory] = field(default_factory=lambda: [])
+    reasons: Counter[str] = field(default_factory=Counter[str])
+
+
+class Workshop:
+    """All conversations of a run, verified as they come."""
+
+    def __init__(self, config: SynthesizeConfig, domain: Domain) -> None:
+        self.config = config
+        self.domain = domain
+        wanted = config.tasks
+        count = wanted.count
+        if count is None and domain.endless:
+            count = ceil(config.synthesize.attempts * config.synthesize.count / wanted.trials)
+        self.tasks = domain.tasks(
+            wanted.split, count, config.seed, levels=wanted.levels, families=wanted.families
+        )
+        if not self.tasks:
+            raise ConfigError(f"{domain.name} has no such tasks in split '{wanted.split}'")
+        self.forbidden = Forbidden(config.synthesize.against, config.data)
+        self.usual = frozenset[str]() if self.forbidden.is_empty else find_usual(self.tasks)
+        self.held: list[Trajectory] = []
+        self.done: set[tuple[str, int]] = set()
+        self.failures: Counter[tuple[str, int]] = Counter()
+        self.verified = 0
+        self._verdicts: dict[str, Verdict] = {}
+
+    def take(self, item: Trajectory) -> None:
+        """Count a conversation in and verify it."""
+        self.held.append(item)
+        if item.end == "error":
+            self.failures[item.task.id, item.trial] += 1
+        else:
+            self.done.add((item.task.id, item.trial))
+        verdict = self._verify(item)
+        self._verdicts[item.id] = verdict
+        self.verified += verdict.accepted
+
+    def _verify(self, item: Trajectory) -> Verdict:
+        if item.end == "error":
+            return Verdict(
+                id=item.id, stage="program", accepted=False, reasons=("failed",), note=item.error or ""
+            )
+        findings = verify(item, self.domain, self.config.synthesize.free_text)
+        if item.reward is not None and item.reward.value < 1:
+            why = "; ".join(item.reward.why)
+            return Verdict(
+                id=item.id,
+                stage="program",
+                accepted=False,
+                reasons=("reward",),
+                note=why,
+                findings=tuple(findings),
+            )
+        reasons = tuple(dict.fromkeys(finding.check for finding in findings))
+        return Verdict(
+            id=item.id, stage="program", accepted=not findings, reasons=reasons, findings=tuple(findings)
+        )
+
+    def sift(self, verdicts: Verdicts) -> Sifted:
+        """Decide about everything held so far, in the order of the tasks."""
+        families = len({task.family for task in self.tasks})
+        sieve = Sieve(self.domain, self.config.synthesize, families, self.forbidden, self.usual)
+        sifted = Sifted()
+        for item in in_order(self.held, self.tasks):
+            passed = [self._verdicts[item.id], *verdicts.find(item.id)]
+            review = next((verdict for verdict in passed if verdict.stage == "review"), None)
+            against = next((verdict for verdict in passed if not verdict.accepted), None)
+            if review is not None:  # a person has the last word
+                against = None if review.accepted else review
+            elif against is None:
+                left_out = sieve.find_reason(item)
+                if left_out is None and len(sifted.accepted) >= self.config.synthesize.count:
+                    left_out = "not needed", f"there are {len(sifted.accepted)} already"
+                if left_out is not None:
+                    against = Verdict(
+                        id=item.id, stage="sift", accepted=False, reasons=left_out[:1], note=left_out[1]
+                    )
+                    passed.append(against)
+            item = self._describe(item, passed)
+            if against is None:
+                sifted.accepted.append(item)
+            else:
+                sifted.rejected.append(item)
+                sifted.reasons.update(
+                    f"{against.stage}: {reason}" for reason in against.reasons or ("rejected",)
+                )
+        return sifted
+
+    def _describe(self, item: Trajectory, passed: Sequence[Verdict]) -> Trajectory:
+        """The conversation with its verdicts, where it came from, and which part of the corpus it is in."""
+        verdicts = [
+            verdict.model_dump(mode="json", exclude_defaults=True, exclude={"id"}) for verdict in passed
+        ]
+        meta = {
+            **item.meta,
+            "split": find_split(item.task, self.config.synthesize, self.config.seed),
+            "provenance": self._find_provenance(item),
+            "verdicts": verdicts,
+        }
+        return item.model_copy(update={"meta": meta})
+
+    def _find_provenance(self, item: Trajectory) -> dict[str, Any]:
+        config = self.config
+        environment = self.domain.open(item.task)
+        tools = [tool.schema for tool in environment.tools.values()]
+        spent = {
+            side: to_cost(item, side, speaker)
+            for side, speaker in (("agent", config.agent), ("user", config.user))
+        }
+        known = [each["cost"] for each in spent.values() if each["cost"] is not None]
+        return {
+            "source": self.domain.source,
+            "domain": self.domain.reference or self.domain.name,
+            "agent": config.agent.model,
+            "user": config.user.model,
+            "seed": item.seed,
+            "prompts": {
+                "policy": to_hash(environment.policy),
+                "tools": to_hash(json.dumps(tools, sort_keys=True)),
+                "user": to_hash(user_prompt(self.domain, item.task)),
+            },
+            "spent": spent,
+            "cost": sum(known) if known else None,
+            "trialogue": version("trialogue"),
+        }
+
+
+def to_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def to_cost(item: Trajectory, side: str, speaker: Speaker) -> dict[str, Any]:
+    """Tokens and money one side of a conversation took."""
+    usages = [turn.usage for turn in item.turns if turn.side == side and turn.usage is not None]
+    prompt = sum(usage.prompt for usage in usages)
+    completion = sum(usage.completion for usage in usages)
+    price = speaker.price
+    cost = None if price is None else (prompt * price[0] + completion * price[1]) / 1e6
+    return {"calls": len(usages), "prompt": prompt, "completion": completion, "cost": cost}
+
+
+def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted) -> dict[str, Any]:
+    """Write the corpus and its figures."""
+    write_lines(path / "accepted.jsonl", sifted.accepted)
+    write_lines(path / "rejected.jsonl", sifted.rejected)
+    parts = {
+        split: [item for item in sifted.accepted if item.meta["split"] == split]
+        for split in ("train", "validation")
+    }
+    for split, items in parts.items():
+        write_parquet(path / f"{split}.parquet", items, domain)
+    wall, _ = read_seconds(path)
+    costs = [item.meta["provenance"]["cost"] for item in (*sifted.accepted, *sifted.rejected)]
+    known = [cost for cost in costs if cost is not None]
+    result = {
+        "domain": domain.name,
+        "source": domain.source,
+        "agent": config.agent.model,
+        "user": config.user.model,
+        "judge": config.judge.model,
+        "seed": config.seed,
+        "wanted": config.synthesize.count,
+        "held": len(sifted.accepted) + len(sifted.rejected),
+        "accepted": len(sifted.accepted),
+        "rejected": len(sifted.rejected),
+        "reasons": dict(sifted.reasons.most_common()),
+        "families": dict(sorted(Counter(item.task.family for item in sifted.accepted).items())),
+        "train": len(parts["train"]),
+        "validation": len(parts["validation"]),
+        "cost": sum(known) if known else None,
+        "wall_seconds": round(wall, 3),
+        "run": str(path),
+    }
+    write_json(path / "result.json", result)
+    return result
+
+
+def decide_again(path: Path) -> dict[str, Any]:
+    """Work the corpus of a run out anew, after a person has reviewed some of it."""
+    config = read_config(SynthesizeConfig, path)
+    domain = find_domain(config.domain, config.data)
+    workshop = Workshop(config, domain)
+    if not (path / FILE).exists():
+        raise RunError(f"{path} holds no synthesised conversations")
+    for item in read_trajectories(path / FILE):
+        workshop.take(item)
+    return finish(path, config, domain, workshop.sift(Verdicts(path)))
+
+
+def read_accepted(path: Path) -> list[Trajectory]:
+    """The accepted conversations of a synthesis run."""
+    return [Trajectory.model_validate(line) for _, line in read_lines(path / "accepted.jsonl")]
