@@ -196,8 +196,8 @@ PLANTS: dict[str, tuple[Plant, set[str]]] = {
 
 def test_the_oracle_is_left_alone(talks: list[Trajectory]) -> None:
     found = {item.id: verify(item, SHOP) for item in talks}
-    alarms = {identity: findings for identity, findings in found.items() if findings}
-    kinds = Counter(finding.check for findings in alarms.values() for finding in findings)
+    alarms = {identity: flaws for identity, flaws in found.items() if flaws}
+    kinds = Counter(flaw.check for flaws in alarms.values() for flaw in flaws)
     print(f"\nfalse alarms: {len(alarms)} of {len(talks)} ({len(alarms) / len(talks):.1%}) {dict(kinds)}")
     assert len(talks) == COUNT
     assert len(alarms) <= 0.02 * len(talks), alarms
@@ -208,9 +208,7 @@ def test_planted_faults_are_found(name: str, talks: list[Trajectory]) -> None:
     plant, expected = PLANTS[name]
     random = Random(name)
     planted = [changed for item in talks if (changed := plant(item, random)) is not None]
-    missed = [
-        item for item in planted if not any(finding.check in expected for finding in verify(item, SHOP))
-    ]
+    missed = [item for item in planted if not any(flaw.check in expected for flaw in verify(item, SHOP))]
     recall = 1 - len(missed) / len(planted)
     print(f"\n{name}: {recall:.1%} of {len(planted)} found by {', '.join(sorted(expected))}")
     assert len(planted) >= 40

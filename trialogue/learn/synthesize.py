@@ -26,8 +26,8 @@ from trialogue.errors import ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
 from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories, write_json
 from trialogue.score.evaluate import in_order
+from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
-from trialogue.score.verdicts import Verdict, Verdicts, judge_all
 from trialogue.score.verify import verify
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource, close_source
@@ -186,7 +186,7 @@ class Workshop:
             return Verdict(
                 id=item.id, stage="program", accepted=False, reasons=("failed",), note=item.error or ""
             )
-        findings = verify(item, self.domain, self.config.synthesize.free_text)
+        flaws = verify(item, self.domain, self.config.synthesize.free_text)
         if item.reward is not None and item.reward.value < 1:
             why = "; ".join(item.reward.why)
             return Verdict(
@@ -195,12 +195,10 @@ class Workshop:
                 accepted=False,
                 reasons=("reward",),
                 note=why,
-                findings=tuple(findings),
+                flaws=tuple(flaws),
             )
-        reasons = tuple(dict.fromkeys(finding.check for finding in findings))
-        return Verdict(
-            id=item.id, stage="program", accepted=not findings, reasons=reasons, findings=tuple(findings)
-        )
+        reasons = tuple(dict.fromkeys(flaw.check for flaw in flaws))
+        return Verdict(id=item.id, stage="program", accepted=not flaws, reasons=reasons, flaws=tuple(flaws))
 
     def sift(self, verdicts: Verdicts) -> Sifted:
         """Decide about everything held so far, in the order of the tasks."""

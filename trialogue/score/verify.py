@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 from trialogue.config import Synthesis
 from trialogue.errors import GradeError
 from trialogue.messages import Frozen, ToolCall
+from trialogue.score.audit import audit
 from trialogue.score.grounds import Grounds, find_leaves
 from trialogue.score.reward import regrade
 from trialogue.talk.agenda import (
@@ -42,6 +43,7 @@ Check = Literal[
     "confirmation",
     "premature stop",
     "repeated call",
+    "user",
     "replay",
     "outcome",
 ]
@@ -49,7 +51,7 @@ Check = Literal[
 FREE_TEXT = Synthesis().free_text
 
 
-class Finding(Frozen):
+class Flaw(Frozen):
     """Something wrong, and where it shows."""
 
     check: Check
@@ -57,36 +59,40 @@ class Finding(Frozen):
     text: str
 
 
-def verify(trajectory: Trajectory, domain: Domain, free_text: Sequence[str] = FREE_TEXT) -> list[Finding]:
+def verify(trajectory: Trajectory, domain: Domain, free_text: Sequence[str] = FREE_TEXT) -> list[Flaw]:
     """Everything wrong with a conversation, in the order of its turns."""
     environment = domain.open(trajectory.task)
     reading = _Reading(environment, frozenset(free_text))
     for number, turn in enumerate(trajectory.turns):
         reading.read(number, turn)
     reading.close(trajectory)
-    found = reading.findings
+    found = reading.flaws
+    found += [
+        Flaw(check="user", turn=finding.turn, text=f"{finding.kind}: {finding.evidence}")
+        for finding in audit(domain, trajectory)
+    ]
     if not environment.remote:
         found += find_replay_problems(trajectory, environment)
-    return sorted(found, key=lambda finding: finding.turn)
+    return sorted(found, key=lambda flaw: flaw.turn)
 
 
-def find_replay_problems(trajectory: Trajectory, environment: Environment) -> Iterator[Finding]:
+def find_replay_problems(trajectory: Trajectory, environment: Environment) -> Iterator[Flaw]:
     """Whether the calls, carried out on a fresh world, give what is on record, and the reward too."""
     last = len(trajectory.turns) - 1
     try:
         reward, mismatches = regrade(trajectory, environment)
     except GradeError as error:
-        yield Finding(check="replay", turn=last, text=str(error))
+        yield Flaw(check="replay", turn=last, text=str(error))
         return
     for text in mismatches:
-        yield Finding(check="replay", turn=last, text=shorten(text))
+        yield Flaw(check="replay", turn=last, text=shorten(text))
     if iscoroutine(reward):  # a judge would have to be asked: what was recorded stands
         reward.close()
         reward = trajectory.reward
     value = getattr(reward, "value", None)
     if value is not None and value < 1:
         why = "; ".join(getattr(reward, "why", ()))
-        yield Finding(check="outcome", turn=last, text=f"the outcome is worth {value:g}: {why}")
+        yield Flaw(check="outcome", turn=last, text=f"the outcome is worth {value:g}: {why}")
 
 
 _DEMANDS = re.compile(
@@ -124,7 +130,7 @@ class _Reading:
     def __init__(self, environment: Environment, free_text: frozenset[str]) -> None:
         self.tools: Mapping[str, Tool] = environment.tools
         self.free_text = free_text
-        self.findings: list[Finding] = []
+        self.flaws: list[Flaw] = []
         self.grounds = Grounds()
         self.grounds.add_text(environment.policy)
         for tool in self.tools.values():
@@ -144,7 +150,7 @@ class _Reading:
         self.written: set[str] = set()
 
     def note(self, check: Check, turn: int, text: str) -> None:
-        self.findings.append(Finding(check=check, turn=turn, text=text))
+        self.flaws.append(Flaw(check=check, turn=turn, text=text))
 
     def read(self, number: int, turn: Turn) -> None:
         message = turn.message

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.messages import Frozen, Message
 from trialogue.run import mend, read_lines
-from trialogue.score.verify import Finding
+from trialogue.score.verify import Flaw
 from trialogue.talk.model import Model, ModelSource
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domain import Domain
@@ -33,7 +33,7 @@ class Verdict(Frozen):
     by: str = ""
     """The model or person who says so."""
     scores: dict[str, int] = {}
-    findings: tuple[Finding, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
 
 
 class Verdicts:
