@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from trialogue.config import C, RunSettings, Section, to_config
 from trialogue.errors import RunError
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
 State = Literal["running", "finished", "stopped", "failed"]
@@ -272,6 +272,17 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
                 first = error.errors(include_url=False)[0]
                 where = ".".join(str(part) for part in first["loc"])
                 raise RunError(f"{file}, line {number}: no trajectory: {where}: {first['msg']}") from None
+
+
+def judge_file(path: Path) -> Path:
+    """Where a run directory keeps what its judge has answered."""
+    return path / "recordings" / "judge.jsonl"
+
+
+def read_usage(file: Path) -> list[Usage]:
+    """What the replies of a recording were billed for."""
+    lines = read_lines(file) if file.exists() else ()
+    return [Usage.model_validate(line["usage"]) for _, line in lines if line.get("usage")]
 
 
 def to_timings(trajectory: Trajectory) -> dict[str, Any]:

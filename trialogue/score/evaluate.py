@@ -17,15 +17,17 @@ from trialogue.run import (
     Kind,
     Run,
     State,
+    judge_file,
     read_about,
     read_config,
     read_marks,
     read_seconds,
     read_trajectories,
+    read_usage,
     write_json,
 )
 from trialogue.score.cast import find_cast
-from trialogue.score.metrics import Price, summarize
+from trialogue.score.metrics import Price, add_judge, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource
@@ -83,10 +85,10 @@ async def evaluate(
     cast = find_cast(config.user, config.audit, domain, config.limits, config.seed)
     if given is None:
         cast.made.append(agent)
+    judge = None
     if config.judge.model:
         judge = find_model(config.judge, "user", domain, config.limits, config.seed)
         cast.made.append(judge)
-        domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     if resume is not None:
         run = Run.resume(resume, kind)
         recorded = read_recorded(resume)
@@ -113,6 +115,10 @@ async def evaluate(
     total = len(tasks) * config.tasks.trials
     agent, close_agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
     user, close_user = _record(cast.user, config.user, run.path / "recordings" / "user.jsonl")
+    close_judge = None
+    if judge is not None:
+        judge, close_judge = _record(judge, None, judge_file(run.path))
+        domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     state: State = "failed"
     try:
         if started is not None:
@@ -154,6 +160,8 @@ async def evaluate(
     finally:
         close_agent()
         close_user()
+        if close_judge is not None:
+            close_judge()
         await cast.close()
         run.close(state)
 
@@ -169,9 +177,12 @@ def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajecto
     return sorted(trajectories, key=lambda item: (place.get(item.task.id, len(place)), item.trial, item.id))
 
 
-def _record(source: ModelSource, speaker: Speaker, path: Path) -> tuple[ModelSource, Callable[[], None]]:
-    """Write down what an endpoint answers, so that the run can be told again without it."""
-    if not speaker.model.startswith("openai:"):
+def _record(
+    source: ModelSource, speaker: Speaker | None, path: Path
+) -> tuple[ModelSource, Callable[[], None]]:
+    """Write down what an endpoint answers, so that the run can be told again without it. A judge, who is no
+    speaker of the conversation, is always written down."""
+    if speaker is not None and not speaker.model.startswith("openai:"):
         return source, lambda: None
     from trialogue.talk.replay import Recorder
 
@@ -192,6 +203,9 @@ def to_result(
     """The figures of an evaluation with everything needed to tell it again."""
     wall, seconds = read_seconds(path)
     prices: dict[Side, Price] = {"agent": config.agent.price, "user": config.user.price}
+    figures = summarize(held, failed, config.seed, prices, seconds, excluded)
+    if config.judge.model:
+        add_judge(figures, read_usage(judge_file(path)), config.judge.price)
     return {
         "domain": domain.name,
         "split": config.tasks.split,
@@ -199,7 +213,8 @@ def to_result(
         "agent": config.agent.model,
         "user": config.user.model,
         "seed": config.seed,
-        **summarize(held, failed, config.seed, prices, seconds, excluded),
+        "judge": config.judge.model or None,
+        **figures,
         "asked": asked,
         "wall_seconds": round(wall, 3),
         "notes": domain.notes,

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from trialogue.task import Side
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Trajectory, Usage
 
 SIDES: tuple[Side, Side] = ("agent", "user")
 SUCCESS = 1.0 - 1e-6
@@ -183,17 +183,31 @@ def _figures(
     return figures
 
 
-def _side(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
-    """What one side used: model calls, tokens, money where its price is known, and seconds."""
-    usage = [turn.usage for item in trajectories for turn in item.turns if turn.side == side and turn.usage]
+def add_judge(figures: dict[str, Any], usage: Sequence[Usage], price: Price) -> None:
+    """Enter what a judge has used beside the two sides, and into the totals."""
+    used = figures["sides"]["judge"] = _to_spending(usage, price)
+    used["seconds"] = None  # not told apart
+    figures["tokens"] = {kind: total + used[kind] for kind, total in figures["tokens"].items()}
+    if used["cost"] is not None:
+        figures["cost"] = (figures["cost"] or 0.0) + used["cost"]
+
+
+def _to_spending(usage: Sequence[Usage], price: Price) -> dict[str, Any]:
     prompt, completion = sum(item.prompt for item in usage), sum(item.completion for item in usage)
-    price = books.prices.get(side)
     return {
         "calls": sum(item.calls for item in usage),
         "prompt": prompt,
         "completion": completion,
         "cached": sum(item.cached for item in usage),
         "cost": (prompt * price[0] + completion * price[1]) / 1e6 if price is not None else None,
+    }
+
+
+def _side(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
+    """What one side used: model calls, tokens, money where its price is known, and seconds."""
+    usage = [turn.usage for item in trajectories for turn in item.turns if turn.side == side and turn.usage]
+    return {
+        **_to_spending(usage, books.prices.get(side)),
         "seconds": round(sum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
     }
 

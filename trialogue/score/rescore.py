@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
-from trialogue.run import read_trajectories
+from trialogue.run import judge_file, read_trajectories
 from trialogue.score.reward import regrade
+from trialogue.talk.conversation import settle
+from trialogue.talk.replay import Replay
 from trialogue.trajectory import Reward, Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
@@ -47,27 +49,28 @@ class Rescored:
     def to_line(self) -> str:
         value = "unscored" if self.reward is None else f"{self.reward.value:.2f}"
         note = "" if self.same else "  DIFFERS from the record"
-        reason = f"  {self.mismatches[0]}" if self.mismatches else ""
+        reasons = self.mismatches or (self.reward.why if self.reward is not None and not self.same else ())
+        reason = f"  {reasons[0]}" if reasons else ""
         return f"{self.trajectory.id}  {value}  {self.trajectory.end}{note}{reason}"
 
 
 def rescore(path: Path, domain: str | None = None, data: str | None = None) -> list[Rescored]:
-    """Carry every recorded call out on a fresh environment and grade what comes of it."""
+    """Carry every recorded call out on a fresh environment and grade what comes of it. What a judge has
+    answered is taken from the run's recording; nobody is asked."""
     domains: dict[str, Domain] = {}
+    run = path if path.is_dir() else path.parent.parent
+    judge = Replay(judge_file(run)) if judge_file(run).is_file() else None
     rows: list[Rescored] = []
     for trajectory in read_trajectories(path):
         reference = domain or str(trajectory.meta.get("domain") or trajectory.task.domain)
         if reference not in domains:
-            domains[reference] = find_domain(reference, data)
+            found = find_domain(reference, data)
+            domains[reference] = found if judge is None else replace(found, judge=judge)
         try:
             environment = domains[reference].open(trajectory.task)
             reward, mismatches = regrade(trajectory, environment)
-            settled = reward if reward is None or isinstance(reward, Reward) else asyncio.run(_settle(reward))
+            settled = asyncio.run(settle(reward)) if isawaitable(reward) else reward
         except Exception as error:  # noqa: BLE001 - one record that cannot be carried out spoils no other
             settled, mismatches = None, [f"{type(error).__name__}: {error}"]
         rows.append(Rescored(trajectory, settled, mismatches))
     return rows
-
-
-async def _settle(reward: Awaitable[Reward]) -> Reward:
-    return await reward

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from time import perf_counter
-from typing import Any, cast
+from typing import TypeVar, cast
 
 from trialogue.config import Limits
 from trialogue.errors import Blame
@@ -20,7 +20,8 @@ from trialogue.talk.party import Party
 from trialogue.task import Side, Task
 from trialogue.trajectory import End, Reply, Trajectory, Turn
 from trialogue.world.domain import Domain, Environment
-from trialogue.world.tools import ToolResult
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ async def converse(
         for call in turn.message.tool_calls:
             transcript.acting = "tool"
             started = perf_counter()
-            result = await _settle(environment.call(call.name, call.arguments, speaker.side))
+            result = await settle(environment.call(call.name, call.arguments, speaker.side))
             observed = Message(role="tool", content=result.text, tool_call_id=call.id)
             seconds = perf_counter() - started
             turns.append(Turn(side=speaker.side, message=observed, failed=result.failed, seconds=seconds))
@@ -120,9 +121,9 @@ def _next_side(turns: list[Turn], domain: Domain) -> Side:
     return "user" if last.side == "agent" else "agent"
 
 
-async def _settle(result: Any) -> ToolResult:
-    """Local tools answer at once; those of a remote server are awaited."""
-    return await cast("Awaitable[ToolResult]", result) if isawaitable(result) else result
+async def settle(value: T | Awaitable[T]) -> T:
+    """What is there at once, or is awaited: the result of a remote tool, the verdict of a judge."""
+    return await cast("Awaitable[T]", value) if isawaitable(value) else cast("T", value)
 
 
 def is_too_long(turn: Turn, limits: Limits) -> bool:

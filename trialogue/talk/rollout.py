@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from inspect import isawaitable
-from typing import Any
 
 from trialogue.config import Limits
 from trialogue.errors import Blame, ConfigError, DomainError, EngineError, GradeError, ModelError
-from trialogue.talk.conversation import Transcript, converse
+from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.users import user_prompt
@@ -165,12 +163,12 @@ async def attempt(
             told = user_prompt(domain, task)
             answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.user_cue)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
+            trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
             transcript.acting = "judge"
             if grade is not None:
-                reward = await _settle(grade(task, trajectory, environment))
+                reward = await settle(grade(task, trajectory, environment))
             if audit is not None:
-                graded = trajectory.model_copy(update={"reward": reward, "seed": own_seed})
-                findings = await _settle(audit(graded))
+                findings = await settle(audit(trajectory.model_copy(update={"reward": reward})))
             end = trajectory.end
     except asyncio.CancelledError:
         if _is_being_cancelled():
@@ -199,11 +197,6 @@ async def attempt(
         excluded=exclude and bool(findings),
         meta={"domain": domain.reference or domain.name},
     )
-
-
-async def _settle(verdict: Any) -> Any:
-    """Most grades and findings are there at once; a judge's are awaited."""
-    return await verdict if isawaitable(verdict) else verdict
 
 
 def _is_being_cancelled() -> bool:

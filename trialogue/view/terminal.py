@@ -92,9 +92,10 @@ def spending(result: dict[str, Any]) -> list[str]:
     for side, used in result["sides"].items():
         if used["calls"]:
             money = f", cost {used['cost']:.4f}" if used["cost"] is not None else ""
+            time = f", {used['seconds']:.1f} s" if used["seconds"] is not None else ""
             lines.append(
                 f"{side}: {used['calls']} calls, {used['prompt']} prompt and {used['completion']} completion "
-                f"tokens{money}, {used['seconds']:.1f} s"
+                f"tokens{money}{time}"
             )
     lines.append(f"wall clock: {result['wall_seconds']:.1f} s")
     return lines

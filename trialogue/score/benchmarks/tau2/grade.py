@@ -55,7 +55,7 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
 async def _with_judge(
     domain: Tau2Domain, task: Task, trajectory: Trajectory, verdict: Verdict, statements: list[str]
 ) -> Reward:
-    checks = await ask_judge(domain.judge, task, trajectory.turns, statements)
+    checks = await ask_judge(domain.judge, trajectory, statements)
     verdict.nl_assertions = checks
     is_met = float(all(check["met"] for check in checks))
     breakdown = verdict.reward_breakdown or {}

@@ -7,10 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from trialogue.errors import GradeError
+from trialogue.errors import ConfigError, GradeError
 from trialogue.messages import Message
-from trialogue.task import Task
-from trialogue.trajectory import Reply, Turn
+from trialogue.trajectory import Reply, Trajectory, Turn
 
 QUESTION = """\
 You grade one conversation between a service agent and a customer against a list of expected outcomes.
@@ -21,11 +20,9 @@ Answer with a JSON object and nothing else:
 """
 
 
-async def ask_judge(
-    source: Any, task: Task, turns: Sequence[Turn], statements: Sequence[str]
-) -> list[dict[str, Any]]:
+async def ask_judge(source: Any, trajectory: Trajectory, statements: Sequence[str]) -> list[dict[str, Any]]:
     """Whether each statement holds. Whatever the judge does wrong is a `GradeError`, never a grade."""
-    told = "\n".join(f"{turn.message.role}: {turn.message.content or None}" for turn in turns)
+    told = "\n".join(f"{turn.message.role}: {turn.message.content or None}" for turn in trajectory.turns)
     question = (
         f"Conversation:\n{told}\n\nExpected outcomes:\n{json.dumps(list(statements), ensure_ascii=False)}"
     )
@@ -34,7 +31,9 @@ async def ask_judge(
         Turn(side="user", message=Message(role="user", content=question)),
     ]
     try:
-        reply: Reply = await source(task, 0).reply(asked, [])
+        reply: Reply = await source(trajectory.task, trajectory.seed).reply(asked, [])
+    except ConfigError:
+        raise  # no other draw would help
     except Exception as error:
         raise GradeError(f"the judge gave no answer: {type(error).__name__}: {error}") from error
     return read_answer(reply.content, len(statements))
