@@ -2,6 +2,7 @@
 
 run.json            kind, domain, seed, versions, command, state
 config.json         the resolved configuration
+prompts.json        what both sides are told: policies, user prompts, tools
 metrics.jsonl       one line per step (or one for an evaluation)
 timings.jsonl       seconds, kept apart so that equal seeds give equal trajectories, byte by byte
 result.json         the figures of a finished evaluation
@@ -94,6 +95,10 @@ class Run:
                 mend(file)
         run._describe(state="running")
         return run
+
+    def add_prompts(self, prompts: dict[str, Any]) -> None:
+        """Keep what both sides are told."""
+        write_json(self.path / "prompts.json", prompts)
 
     def append(self, file: str, *lines: str) -> None:
         """Append whole lines to a file of the run."""

@@ -105,6 +105,25 @@ def without_seconds(value: Any) -> Any:
     return value
 
 
+async def test_what_both_sides_are_told_is_kept_and_hashed(config: EvalConfig, tmp_path: Path) -> None:
+    result = await evaluate(config)
+    told = json.loads((tmp_path / "runs" / "first" / "prompts.json").read_text())
+    assert told["policies"] == ["Help."]
+    assert [tool["function"]["name"] for tool in told["tools"]] == ["cancel"]
+    assert told["user_tools"] == []
+    [user] = told["users"]
+    assert user.endswith("# Your scenario\n\n{instructions}\n")
+    assert (result["prompts"], result["tasks_hash"]) == (told["hash"], told["tasks_hash"])
+    fewer = config.model_copy(update={"tasks": config.tasks.model_copy(update={"count": 2})})
+    other = await evaluate(named(fewer, "second"))
+    assert other["prompts"] == result["prompts"]
+    assert other["tasks_hash"] != result["tasks_hash"]
+    source = DOMAIN.replace('"Help."', '"Help them."')
+    (tmp_path / "kind.py").write_text(source)
+    kind = named(config, "third").model_copy(update={"domain": str(tmp_path / "kind.py")})
+    assert (await evaluate(kind))["prompts"] != result["prompts"]
+
+
 async def test_every_reward_is_reproduced_from_the_file_alone(config: EvalConfig) -> None:
     result = await evaluate(config, agent=half_right)
     assert result["ends"] == {"error": 6, "max_turns": 2, "user_stop": 4}

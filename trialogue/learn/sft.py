@@ -22,6 +22,7 @@ from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
+from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render import Renderer, with_tokens
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.talk.users import user_prompt
@@ -31,6 +32,8 @@ from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
 Watch = Callable[[int, dict[str, Any]], None]
+TOLD = 256
+"""From how many tasks the prompts are collected: examples may be many, and are all told the same."""
 
 
 async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | None = None) -> Path:
@@ -47,6 +50,7 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         run = Run.resume(resume, "sft")
     else:
         run = Run.create(config.run, "sft", config.domain, config, config.seed, marks)
+        run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
     checkpoints = Checkpoints(run, learner, keep=1)
     first, _ = await checkpoints.restore() if resume is not None else (0, 0)
     state = "failed"

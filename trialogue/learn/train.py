@@ -27,6 +27,7 @@ from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import summarize
 from trialogue.score.reward import grade
 from trialogue.talk.model import ModelSource
+from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward
@@ -52,6 +53,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         run = Run.resume(resume, "train")
     else:
         run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
+        run.add_prompts(collect_prompts(domain, tasks))
     checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
     first, level = await checkpoints.restore() if resume is not None else (0, 0)
     levels = sorted(config.tasks.levels)

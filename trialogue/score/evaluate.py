@@ -31,6 +31,7 @@ from trialogue.score.metrics import Price, add_judge, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource
+from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Trajectory
@@ -112,6 +113,8 @@ async def evaluate(
     # What failed or was left out stays on record; for good is no such thing: it gets draws of its own.
     before = Counter((item.task.id, item.trial) for item in [*failed, *excluded])
 
+    prompts = collect_prompts(domain, tasks)
+    run.add_prompts(prompts)
     total = len(tasks) * config.tasks.trials
     agent, close_agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
     user, close_user = _record(cast.user, config.user, run.path / "recordings" / "user.jsonl")
@@ -148,7 +151,7 @@ async def evaluate(
                     progress(group, len(held), total)
         run.add_seconds(monotonic() - began)
         sorted_ = [in_order(items, tasks) for items in (held, failed, excluded)]
-        result = to_result(config, domain, *sorted_, path=run.path, asked=total)
+        result = to_result(config, domain, *sorted_, path=run.path, asked=total, prompts=prompts)
         run.add_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
@@ -199,6 +202,7 @@ def to_result(
     *,
     path: Path,
     asked: int,
+    prompts: dict[str, Any],
 ) -> dict[str, Any]:
     """The figures of an evaluation with everything needed to tell it again."""
     wall, seconds = read_seconds(path)
@@ -217,6 +221,8 @@ def to_result(
         **figures,
         "asked": asked,
         "wall_seconds": round(wall, 3),
+        "prompts": prompts["hash"],
+        "tasks_hash": prompts["tasks_hash"],
         "notes": domain.notes,
         "run": str(path),
     }

@@ -206,6 +206,7 @@ def _settings(path: Path, kind: type[Section] = EvalConfig) -> str:
 def _origin(about: dict[str, Any], result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     lines = [f"- seed: {about['seed']}", f"- versions: {versions}", f"- begun: {about['created']}"]
+    lines.append(f"- prompts: {result['prompts']}, tasks: {result['tasks_hash']}")
     lines += [f"- marked: {mark}" for mark in about.get("marks", ())]
     lines += [f"- {name}: {note}" for name, note in result.get("notes", {}).items()]
     lines.append(f"- command: `{_code(shlex.join(about['command']))}`")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import read_lines
+from trialogue.score.benchmarks.folder import find_version, read_lines
 from trialogue.score.benchmarks.recorded import score_recorded
 from trialogue.score.contamination import find_contamination
 from trialogue.world.find import find_domain
@@ -138,5 +138,26 @@ def test_an_evaluation_says_what_it_was(data: Path, tmp_path: Path, announced: P
         f"run.directory={json.dumps(str(tmp_path / 'runs'))}",
     )
     assert result["conversations"] == 4
-    assert result["notes"]["tasks"] == "v0.2"
+    assert result["notes"]["generation"] == "v0.2"
     assert result["notes"]["wording"].startswith("official")
+
+
+def test_the_version_of_a_package_or_checkout_is_found(tmp_path: Path) -> None:
+    assert find_version(tmp_path).startswith("unknown")
+    inside = tmp_path / "checkout" / "data" / "tau2" / "domains" / "retail"
+    inside.mkdir(parents=True)
+    (tmp_path / "checkout" / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.2.3"\n')
+    assert find_version(inside) == "1.2.3"
+    git = tmp_path / "checkout" / ".git"
+    (git / "refs" / "heads").mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "packed-refs").write_text(f"# packed\n{'ab' * 20} refs/heads/main\n")
+    assert find_version(inside) == "1.2.3, commit abababababab"
+    (git / "refs" / "heads" / "main").write_text("cd" * 20 + "\n")
+    assert find_version(inside) == "1.2.3, commit cdcdcdcdcdcd"
+    (git / "HEAD").write_text("ef" * 20 + "\n")
+    assert find_version(inside) == "1.2.3, commit efefefefefef"
+    package = tmp_path / "site" / "bfcl_eval"
+    package.mkdir(parents=True)
+    (tmp_path / "site" / "bfcl_eval-2025.8.6.dist-info").mkdir()
+    assert find_version(package) == "bfcl_eval 2025.8.6"

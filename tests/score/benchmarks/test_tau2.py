@@ -35,7 +35,7 @@ def play_gold(domain: Any, task: Task) -> Any:
 @pytest.mark.parametrize(("name", "sizes"), [("retail", (114, 74, 40)), ("airline", (50, 30, 20))])
 def test_gold_scores_one(name: str, sizes: tuple[int, int, int], generation: str, data: Path) -> None:
     domain = tau2.find(f"{name}@{generation}", str(data))
-    assert domain.notes["tasks"] == generation
+    assert domain.notes["generation"] == generation
     tasks = domain.tasks("base")
     assert (len(tasks), len(domain.tasks("train")), len(domain.tasks("test"))) == sizes
     assert [task.id for task in tasks if play_gold(domain, task).reward != 1.0] == []

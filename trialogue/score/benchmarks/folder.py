@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -38,6 +39,47 @@ def find_data(
     looked = ", ".join(place or "." for place in places)
     missing = "" if roots[0].is_dir() else " (there is no such folder)"
     raise ConfigError(f"no data of {name} in {given}{missing}; looked for {looked}. {help}")
+
+
+def find_version(folder: Path) -> str:
+    """The version of the package or checkout that a folder lies in, and its commit where there is one."""
+    for place in (folder, *folder.parents[:6]):
+        found = sorted(place.parent.glob(f"{place.name}-*.dist-info"))
+        if found:
+            return found[0].name.removesuffix(".dist-info").replace("-", " ", 1)
+        parts = [text for text in (_read_declared(place), _read_commit(place / ".git")) if text]
+        if parts:
+            return ", ".join(parts)
+    return "unknown: the data lies in no package and no checkout"
+
+
+def _read_declared(folder: Path) -> str | None:
+    """The version that a project's files declare."""
+    for name in ("pyproject.toml", "setup.py"):
+        file = folder / name
+        found = file.is_file() and re.search(
+            r"""^\s*version\s*=\s*["']([^"']+)["']""", file.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        if found:
+            return found[1]
+    return None
+
+
+def _read_commit(folder: Path) -> str | None:
+    """The commit that is checked out."""
+    try:
+        head = (folder / "HEAD").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    name = head.removeprefix("ref: ")
+    if name == head:
+        return f"commit {head[:12]}"
+    if (folder / name).is_file():
+        return f"commit {(folder / name).read_text(encoding='utf-8').strip()[:12]}"
+    packed = folder / "packed-refs"
+    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+    found = [line.split()[0] for line in lines if line.endswith(f" {name}")]
+    return f"commit {found[0][:12]}" if found else None
 
 
 def read_text(folder: Path, stem: str, endings: Iterable[str] = (".md", ".txt")) -> str:

@@ -154,11 +154,6 @@ class Toolkit(Database):
         return self.bind(records)
 
 
-def hash_prompts(*parts: Any) -> str:
-    """A short hash of everything a model is told, for results to be compared by."""
-    return hashlib.sha256(to_official_text(parts).encode()).hexdigest()[:16]
-
-
 def kind_of(toolkit: type[Toolkit], name: str) -> ToolKind:
     """How the benchmark classes a tool."""
     if name in toolkit.generic:

@@ -13,7 +13,7 @@ from trialogue.score.benchmarks.ace.grade import grade, judge
 from trialogue.score.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice, TextCaller
 from trialogue.score.benchmarks.ace.travel import load_travel
 from trialogue.score.benchmarks.ace.world import AceDomain
-from trialogue.score.benchmarks.toolkit import hash_prompts
+from trialogue.score.benchmarks.folder import find_version
 from trialogue.task import Expected, Task
 from trialogue.trajectory import Turn
 from trialogue.world.domain import from_list
@@ -101,11 +101,11 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         reference=f"{name}@{language}{'-text' if text else ''}{'' if quirks else '-mended'}",
         notes={
             "benchmark": "ACEBench",
+            "version": find_version(folder),
             "language": language,
             "grading": "official" if quirks else "mended: not comparable",
             "calls": "text" if text else "native tool calls; the benchmark's own are text",
             "wording": "official" if is_official else "prompts in our own words: not comparable",
-            "prompts": hash_prompts(policies, wording),
         },
         language=language,
         alone=alone,

@@ -14,7 +14,8 @@ from trialogue.messages import ToolCall
 from trialogue.score.benchmarks.bfcl import package as files
 from trialogue.score.benchmarks.bfcl.execute import find_functions, parse_call
 from trialogue.score.benchmarks.bfcl.world import Apis, BfclDomain, find_opened, find_tools, grade
-from trialogue.score.benchmarks.toolkit import Plain, hash_prompts
+from trialogue.score.benchmarks.folder import find_version
+from trialogue.score.benchmarks.toolkit import Plain
 from trialogue.task import Assertion, Expected, Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import STOP, from_list
@@ -69,10 +70,10 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
         reference=f"{name}@{generation}",
         notes={
             "benchmark": "BFCL multi-turn",
+            "version": find_version(package),
             "generation": generation,
             "wording": "official functions and user turns"
             + ("" if official else "; the sentence about added functions is ours"),
-            "prompts": hash_prompts(POLICY, added, [tool.schema for tool in tools.values()]),
         },
         package=package,
     )

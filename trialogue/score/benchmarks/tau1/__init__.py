@@ -7,13 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import read_text
+from trialogue.score.benchmarks.folder import find_version, read_text
 from trialogue.score.benchmarks.tau1 import data as files
 from trialogue.score.benchmarks.tau1.airline import AirlineTools
 from trialogue.score.benchmarks.tau1.grade import grade
 from trialogue.score.benchmarks.tau1.retail import RetailTools
 from trialogue.score.benchmarks.tau1.world import Tau1Domain
-from trialogue.score.benchmarks.toolkit import hash_prompts, to_raw_tools
+from trialogue.score.benchmarks.toolkit import to_raw_tools
 from trialogue.task import Task
 from trialogue.trajectory import Turn
 from trialogue.world.tools import Tool
@@ -67,8 +67,8 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
         reference=name,
         notes={
             "benchmark": "TAU1",
+            "version": find_version(folder),
             "wording": f"{' and '.join(own)} in our own words: not comparable" if own else "official",
-            "prompts": hash_prompts(policy, [tool.schema for tool in tools.values()], around),
         },
         agent_tools=tools,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import read_data, read_text
+from trialogue.score.benchmarks.folder import find_version, read_data, read_text
 from trialogue.score.benchmarks.tau2 import data as files
 from trialogue.score.benchmarks.tau2.airline import AirlineTools
 from trialogue.score.benchmarks.tau2.grade import grade
@@ -18,7 +18,7 @@ from trialogue.score.benchmarks.tau2.telecom import TelecomTools, keep_in_step, 
 from trialogue.score.benchmarks.tau2.telecom_user import TelecomUserTools
 from trialogue.score.benchmarks.tau2.wording import apply, find_wording
 from trialogue.score.benchmarks.tau2.world import Tau2Domain
-from trialogue.score.benchmarks.toolkit import Toolkit, hash_prompts, to_raw_tools
+from trialogue.score.benchmarks.toolkit import Toolkit, to_raw_tools
 from trialogue.task import Task
 from trialogue.trajectory import Turn
 
@@ -57,7 +57,6 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
     user_tools = {} if user_database is None else apply(wording, to_raw_tools(type(user_database)), "user")
     writes = frozenset(tool.name for tool in (*agent_tools.values(), *user_tools.values()) if tool.writes)
     policy = files.read_policy(folder, domain, solo)
-    schemas = [tool.schema for tool in (*agent_tools.values(), *user_tools.values())]
     name = f"tau2:{domain}{'-solo' if solo else ''}"
 
     def user_prompt(task: Task) -> str:
@@ -89,9 +88,9 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
         reference=f"{name}@{generation}",
         notes={
             "benchmark": "TAU2",
-            "tasks": generation,
+            "version": find_version(folder),
+            "generation": generation,
             "wording": wording.source,
-            "prompts": hash_prompts(wording.system, policy, schemas, list(guidelines.values())),
             "judge": "none: statements that only a judge can grade are left out",
         },
         agent_tools=agent_tools,
