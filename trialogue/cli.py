@@ -429,6 +429,49 @@ def report_verb(run: str, as_json: bool) -> None:
         click.echo(text)
 
 
+@main.command("view")
+@click.argument("folder", default="runs", type=click.Path(exists=True, file_okay=False))
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=7878, show_default=True, help="0: any free one."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--export", "target", metavar="FILE.html", help="Instead, write one self-contained file.")
+@click.option("--id", "identity", help="With --export: only this conversation and its siblings.")
+@click.option(
+    "--most", type=click.IntRange(1), default=500, show_default=True, help="With --export: conversations."
+)
+@JSON
+def view_verb(
+    folder: str, port: int, host: str, target: str | None, identity: str | None, most: int, as_json: bool
+) -> None:
+    """Look at the runs in FOLDER (or at one run) in a browser; a run in progress is followed.
+
+    \b
+    trialogue view
+    trialogue view runs/agent --export agent.html
+    """
+    if target is not None:
+        from trialogue.view.export import write_export
+
+        written = write_export(Path(folder), Path(target), identity, most)
+        if as_json:
+            print_json(written)
+        else:
+            click.echo(f"wrote {target}: {written['conversations']} of {written['of']} conversations")
+        return
+    from contextlib import suppress
+
+    from trialogue.view.server import open_server
+
+    with open_server(Path(folder), host, port) as server:
+        if as_json:
+            print_json({"address": server.address})
+        else:
+            click.echo(f"{server.address}  (Ctrl-C ends it)")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
 @main.command("config")
 @click.argument("verb", required=False, type=click.Choice(["eval", "synthesize", "sft", "train"]))
 @JSON

@@ -4,6 +4,7 @@ run.json            kind, domain, seed, versions, command, state
 config.json         the resolved configuration
 prompts.json        what both sides are told: policies, user prompts, tools
 metrics.jsonl       one line per step (or one for an evaluation)
+index.jsonl         one short line per conversation
 timings.jsonl       seconds, kept apart so that equal seeds give equal trajectories, byte by byte
 result.json         the figures of a finished evaluation
 recordings/*.jsonl  every reply of an endpoint's model, to play back
@@ -29,6 +30,7 @@ from pydantic import ValidationError
 
 from trialogue.config import C, RunSettings, Section, to_config
 from trialogue.errors import RunError
+from trialogue.index import to_entry
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
@@ -111,7 +113,16 @@ class Run:
     def add_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         """Write conversations to `trajectories/NAME.jsonl`, and their seconds beside."""
         items = list(trajectories)
-        self.append(f"trajectories/{name}.jsonl", *(item.to_json() for item in items))
+        file = self.path / "trajectories" / f"{name}.jsonl"
+        at = file.stat().st_size if file.exists() else 0
+        lines = [item.to_json() for item in items]
+        self.append(f"trajectories/{name}.jsonl", *lines)
+        entries: list[str] = []
+        for item, line in zip(items, lines, strict=True):
+            length = len(line.encode()) + 1
+            entries.append(to_entry(item, name, at, length).model_dump_json(exclude_defaults=True))
+            at += length
+        self.append("index.jsonl", *entries)
         self.append(
             "timings.jsonl",
             *(json.dumps({"id": item.id, **to_timings(item)}) for item in items),
@@ -141,6 +152,11 @@ class Run:
             number = file.stem.rsplit("-", 1)[1]
             if number.isdigit() and int(number) > step:
                 file.unlink()
+        index = self.path / "index.jsonl"
+        if index.exists():
+            left = {file.stem for file in (self.path / "trajectories").glob("*.jsonl")}
+            lines = index.read_text(encoding="utf-8").splitlines(keepends=True)
+            index.write_text("".join(line for line in lines if json.loads(line)["file"] in left), "utf-8")
 
     def close(self, state: State) -> None:
         self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))

@@ -72,12 +72,22 @@ class Turn(Frozen):
     """Kept out of the trajectory file, so that equal seeds give equal bytes."""
 
 
+class Difference(Frozen):
+    """A place in the database that should look otherwise; None where there should be, or is, nothing."""
+
+    path: str
+    expected: Any = None
+    actual: Any = None
+
+
 class Reward(Frozen):
     """How well it went: a value, its parts, and evidence a person can read."""
 
     value: float
     parts: dict[str, float] = {}
     why: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    """The first places where the database is not as it should be."""
 
 
 Fault = Literal[

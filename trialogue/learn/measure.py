@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from trialogue.score.metrics import SUCCESS, called
+from trialogue.score.metrics import SUCCESS, Books, Price, called, spend
 from trialogue.trajectory import Group, Trajectory
 
 
-def measure(groups: Sequence[Group]) -> dict[str, Any]:
-    """The figures of one step's conversations, as plain data for `metrics.jsonl`."""
+def measure(groups: Sequence[Group], price: Price = None) -> dict[str, Any]:
+    """The figures of one step's conversations, as plain data for `metrics.jsonl`. `price` is the user's."""
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
     spoilt = [item for group in groups for item in group.excluded]
@@ -27,6 +27,8 @@ def measure(groups: Sequence[Group]) -> dict[str, Any]:
         "ends": dict(sorted(Counter(item.end for item in held).items())),
         "tools": dict(Counter(name for item in held for name in called(item)).most_common()),
     }
+    if price is not None:
+        metrics["cost"] = spend("user", [*held, *failed, *spoilt], Books(prices={"user": price}))["cost"]
     if not held:
         return metrics
     rewards = [[item.value for item in group.trajectories] for group in graded]

@@ -26,11 +26,11 @@ from trialogue.run import Run, read_config, read_lines
 from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import summarize
 from trialogue.score.reward import grade
-from trialogue.talk.model import ModelSource
+from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
-from trialogue.trajectory import Group, Reward
+from trialogue.trajectory import Group, Reward, Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
@@ -54,9 +54,11 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     else:
         run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
         run.add_prompts(collect_prompts(domain, tasks))
+        save_tokenizer(learner.agent(config, "train"), run.path)
     checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
     first, level = await checkpoints.restore() if resume is not None else (0, 0)
     levels = sorted(config.tasks.levels)
+    price = config.user.price
     state = "failed"
     try:
         with Interrupt() as interrupt:
@@ -68,13 +70,12 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 groups, flat = await hold(
                     step, domain, learner.agent(config, "train"), cast, config, admitted
                 )
-                run.add_trajectories(
-                    f"step-{step + 1:06d}", [item for group in [*groups, *flat] for item in everything(group)]
-                )
+                rows = to_step(groups, config)
+                held = [item for group in [*groups, *flat] for item in everything(group)]
+                run.add_trajectories(f"step-{step + 1:06d}", with_advantages(held, rows))
                 clock.append(perf_counter())
 
-                rows = to_step(groups, config)
-                metrics: dict[str, Any] = {"step": step + 1, **measure(groups), "levels": admitted}
+                metrics: dict[str, Any] = {"step": step + 1, **measure(groups, price), "levels": admitted}
                 if marks:
                     metrics["marks"] = marks
                 if config.training.redraw_flat_groups:
@@ -210,7 +211,7 @@ def in_order(groups: Iterable[Group], tasks: Sequence[Task]) -> list[Group]:
     return sorted(groups, key=lambda group: place[group.task.id])
 
 
-def everything(group: Group) -> list[Any]:
+def everything(group: Group) -> list[Trajectory]:
     """Graded, failed and excluded conversations of a group."""
     return [*group.trajectories, *group.failed, *group.excluded]
 
@@ -219,6 +220,17 @@ def has_signal(group: Group) -> bool:
     """Whether some sibling did better than another."""
     values = [item.value for item in group.trajectories]
     return len(values) > 1 and max(values) - min(values) > 1e-6
+
+
+def with_advantages(trajectories: Iterable[Trajectory], rows: Iterable[Row]) -> list[Trajectory]:
+    """Conversations with the advantage they are learned from, for whoever looks at them."""
+    shares = {row.id: row.advantages[-1] for row in rows}
+    return [
+        item.model_copy(update={"meta": {**item.meta, "advantage": shares[item.id]}})
+        if item.id in shares
+        else item
+        for item in trajectories
+    ]
 
 
 def to_step(groups: Sequence[Group], config: TrainConfig) -> list[Row]:
@@ -308,7 +320,8 @@ async def _evaluate(
     run.add_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
-    metrics = {"step": step, "kind": "eval", "split": split, **summarize(held, failed, config.seed)}
+    figures = summarize(held, failed, config.seed, {"user": config.user.price})
+    metrics = {"step": step, "kind": "eval", "split": split, **figures}
     run.add_metrics(metrics)
     run.add_timings(step, evaluate=perf_counter() - started)
     await learner.engine.publish()  # the next step begins as it would after resuming

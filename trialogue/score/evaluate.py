@@ -30,7 +30,7 @@ from trialogue.score.cast import find_cast
 from trialogue.score.metrics import Price, add_judge, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource
+from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.task import Side, Task
@@ -95,6 +95,7 @@ async def evaluate(
         recorded = read_recorded(resume)
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
+        save_tokenizer(agent, run.path)
         recorded = []
     held: list[Trajectory] = []
     failed: list[Trajectory] = []

@@ -87,7 +87,7 @@ def summarize(
     because of the user count in what was used, and beside the figures as if nothing had been left out."""
     books = Books(seed, prices or {}, seconds or {})
     summary = _figures(trajectories, failed, books)
-    summary["sides"] = {side: _side(side, [*trajectories, *failed, *excluded], books) for side in SIDES}
+    summary["sides"] = {side: spend(side, [*trajectories, *failed, *excluded], books) for side in SIDES}
     if excluded:  # they were paid for all the same
         sides = summary["sides"].values()
         summary["tokens"] = {kind: sum(side[kind] for side in sides) for kind in summary["tokens"]}
@@ -172,7 +172,7 @@ def _figures(
     figures["tools"] = dict(Counter(name for item in trajectories for name in called(item)).most_common())
     figures["ends"] = dict(sorted(Counter(item.end for item in everything).items()))
     figures["blame"] = dict(sorted(Counter(item.blame for item in failed if item.blame).items()))
-    sides = [_side(side, everything, books) for side in SIDES]
+    sides = [spend(side, everything, books) for side in SIDES]
     figures["tokens"] = {
         kind: sum(side[kind] for side in sides) for kind in ("prompt", "completion", "cached")
     }
@@ -203,7 +203,7 @@ def _to_spending(usage: Sequence[Usage], price: Price) -> dict[str, Any]:
     }
 
 
-def _side(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
+def spend(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
     """What one side used: model calls, tokens, money where its price is known, and seconds."""
     usage = [turn.usage for item in trajectories for turn in item.turns if turn.side == side and turn.usage]
     return {

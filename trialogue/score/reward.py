@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable
 from trialogue.errors import GradeError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.task import Assertion, Task
-from trialogue.trajectory import Reward, Trajectory
+from trialogue.trajectory import Difference, Reward, Trajectory
 from trialogue.world.domain import Environment
 
 _SHOWN = 8
@@ -34,6 +34,7 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
     """1 if the databases are as the gold calls leave them, everything was said and every assertion holds."""
     parts: dict[str, float] = {}
     why: list[str] = []
+    wrong: tuple[Difference, ...] = ()
     expected = task.expected
     if not (expected.calls or expected.say or expected.assertions or expected.nothing):
         raise GradeError(
@@ -45,6 +46,10 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
         parts["database"] = float(environment.digest() == gold.digest())
         if not parts["database"]:
             differences = environment.difference(gold)
+            wrong = tuple(
+                Difference(path=change.path, expected=change.before, actual=change.after)
+                for change in differences[:_SHOWN]
+            )
             why += [
                 f"database: {change.path} should be {change.before!r}, is {change.after!r}"
                 for change in differences[:_SHOWN]
@@ -64,7 +69,7 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
     value = 1.0
     for part in parts.values():
         value *= part
-    return Reward(value=value, parts=parts, why=tuple(why))
+    return Reward(value=value, parts=parts, why=tuple(why), differences=wrong)
 
 
 def reach_gold(environment: Environment) -> Environment:

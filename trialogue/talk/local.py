@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from trialogue.engine.api import Completion, SamplingParams
@@ -179,3 +180,6 @@ class LocalSource:
 
     def __call__(self, task: Task, seed: int) -> LocalModel:
         return LocalModel(self.sampler, self.renderer, self.sampling, seed=seed, name=self.name)
+
+    def save_tokenizer(self, file: Path) -> None:
+        self.renderer.vocabulary.tokenizer.save(str(file))

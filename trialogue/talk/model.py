@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import isawaitable
 from math import isfinite
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from trialogue.messages import ToolCall
@@ -35,6 +36,13 @@ async def close_source(source: object) -> None:
     closing = close() if callable(close) else None
     if isawaitable(closing):
         await closing
+
+
+def save_tokenizer(source: object, folder: Path) -> None:
+    """Put `tokenizer.json` into a folder, where the source's model has one: it tells what ids stand for."""
+    save = getattr(source, "save_tokenizer", None)
+    if callable(save):
+        save(folder / "tokenizer.json")
 
 
 _DEPTH = 64

@@ -8,12 +8,15 @@ goes through `talk.chat_template`, which refuses one that rewrites what it has s
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trialogue.errors import ConfigError
 from trialogue.messages import Message
 from trialogue.trajectory import Reply, Tokens, Turn
 from trialogue.world.tools import Tool
+
+if TYPE_CHECKING:
+    from trialogue.talk.vocabulary import Vocabulary
 
 
 class Renderer(Protocol):
@@ -21,6 +24,11 @@ class Renderer(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer."""
+        ...
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:

@@ -1,0 +1,105 @@
+"""One self-contained file of a run, or of one conversation, to send to somebody: the same page, with its
+answers inside. It loads nothing from anywhere, and its policy forbids it to."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from trialogue.errors import RunError
+from trialogue.index import Entry
+from trialogue.view.answers import Answers, to_row
+from trialogue.view.records import RunRecords
+from trialogue.view.server import read_page
+
+MODULES = (
+    *("dom.js", "source.js", "address.js", "charts.js", "list.js", "transcript.js", "why.js", "tokens.js"),
+    *("compare.js", "conversation.js", "runs.js", "run.js", "app.js"),
+)
+"""The modules of the page, each after those it imports."""
+
+
+def write_export(run: Path, target: Path, identity: str | None = None, most: int = 300) -> dict[str, Any]:
+    """Write the file and say what is in it. A run of more conversations than `most` is thinned out, group by
+    group."""
+    answers = Answers(run)
+    names = list(answers.find())
+    if len(names) != 1:
+        raise RunError(f"{run} is no run directory: an export is of one run")
+    name = names[0]
+    records = answers.open(name)
+    records.refresh()
+    records.wait()
+    entries = choose_entries(records, identity, most)
+    start = f"#/run/{quote(name, safe='')}" + (f"/{quote(identity, safe='')}" if identity else "")
+    told = {entry.id: answers.conversation(name, entry.id, {}) for entry in entries}
+    for answer in told.values():
+        del answer["prompts"]
+    data = {
+        "start": start,
+        "run": answers.run(name),
+        "rows": [to_row(entry, records) for entry in entries],
+        "conversations": told,
+        "tokens": {entry.id: answers.tokens(name, entry.id) for entry in entries},
+        "prompts": records.read_json("prompts.json"),
+    }
+    try:
+        target.write_text(bake(data), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}") from None
+    return {"file": str(target), "conversations": len(entries), "of": records.count()}
+
+
+def choose_entries(records: RunRecords, identity: str | None, most: int) -> list[Entry]:
+    """One conversation with its siblings, or whole groups spread evenly over the run."""
+    if identity is not None:
+        entry = records.find(identity)
+        if entry is None:
+            raise RunError(f"{records.path} has no conversation '{identity}'")
+        return records.siblings(entry)
+    groups = list(records.groups().values())
+    chosen, stride = groups, 1.0
+    while len(chosen) > 1 and sum(map(len, chosen)) > most:
+        stride *= 1.1
+        chosen = [groups[int(number * stride)] for number in range(max(1, int(len(groups) / stride)))]
+    return [entry for group in reversed(chosen) for entry in group]
+
+
+def bake(data: dict[str, Any]) -> str:
+    """The page as one file: style, script and answers inside."""
+    files = {name: content.decode() for name, content in read_page().items()}
+    script = "\n".join(to_plain_script(files[name]) for name in MODULES)
+    style = files["style.css"]
+    policy = f"default-src 'none'; script-src {to_hash(script)}; style-src {to_hash(style)}; img-src data:"
+    # No text inside can close the element it lies in: JSON has another way to write a '<'.
+    answers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    page = files["page.html"]
+    page = page.replace(
+        '<meta charset="utf-8">',
+        f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+    )
+    icon = base64.b64encode(files["mark.svg"].encode()).decode()
+    page = page.replace('href="mark.svg"', f'href="data:image/svg+xml;base64,{icon}"')
+    page = page.replace('<link rel="stylesheet" href="style.css">', f"<style>{style}</style>")
+    page = page.replace('<script type="module" src="app.js"></script>', "")
+    ending = (
+        f'<script type="application/json" id="baked">{answers}</script>\n'
+        f'<script type="module">{script}</script>\n</body>'
+    )
+    return page.replace("</body>", ending)
+
+
+def to_plain_script(module: str) -> str:
+    """A module that needs no other: its imports are left out, as what they name stands before it."""
+    without = re.sub(r"^import .*;\n", "", module, flags=re.MULTILINE)
+    return re.sub(r"^export ", "", without, flags=re.MULTILINE)
+
+
+def to_hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

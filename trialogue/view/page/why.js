@@ -1,0 +1,99 @@
+// Why a conversation got its reward, and everything else there is to know about it.
+
+import { h, plain, toJson, toSeconds } from "./dom.js";
+import { writeArguments } from "./transcript.js";
+
+export function drawWhy({ trajectory, prompts, seconds, entry }) {
+  const { reward, task } = trajectory;
+  return [
+    h("section", { class: "verdict" }, h("h2", {}, "Why"), reward ? drawParts(reward) : drawFailure(trajectory), h("p", { class: "muted" }, toEnd(trajectory, seconds))),
+    drawExpected(task.expected),
+    drawFindings(trajectory),
+    drawNotes(trajectory.meta, entry),
+    more("What the user was told", h("div", { class: "text document", dir: "auto" }, plain(task.instructions)), true),
+    drawDocuments("Policy", prompts.policies),
+    drawDocuments("Prompt of the user's model", prompts.users),
+    drawTools("Tools of the agent", prompts.tools),
+    drawTools("Tools of the user", prompts.user_tools),
+    task.setup ? more("World at the start", raw(task.setup)) : null,
+    more("Raw JSON", raw(trajectory)),
+  ];
+}
+
+function drawParts(reward) {
+  const left = [...(reward.why ?? [])];
+  const groups = Object.entries(reward.parts ?? {}).map(([name, value]) => {
+    const own = left.filter((text) => text.startsWith(`${name}:`));
+    for (const text of own) left.splice(left.indexOf(text), 1);
+    const good = value >= 1 - 1e-6;
+    const differences = name === "database" ? reward.differences ?? [] : [];
+    return h("div", { class: `part ${good ? "good" : "bad"}` },
+      h("h3", {}, h("span", { class: "sign", "aria-hidden": "true" }, good ? "✓" : "✗"), ` ${name.replaceAll("_", " ")}`, h("span", { class: "unheard" }, good ? " holds" : " does not hold"), value > 0 && value < 1 ? ` ${value.toFixed(2)}` : ""),
+      differences.length ? h("div", { class: "differences" }, differences.map(drawDifference), own.slice(differences.length).map((text) => h("p", {}, plain(text)))) : own.map((text) => h("p", {}, plain(text.slice(name.length + 1).trim()))));
+  });
+  return [groups, left.map((text) => h("p", { class: "evidence" }, plain(text)))];
+}
+
+function drawDifference({ path, expected, actual }) {
+  return h("div", { class: "difference" }, h("code", { class: "path" }, plain(path)),
+    h("div", { class: "expected" }, h("span", { class: "what" }, "expected"), h("code", {}, plain(toJson(expected)))),
+    h("div", { class: "actual" }, h("span", { class: "what" }, "actual"), h("code", {}, plain(toJson(actual)))));
+}
+
+function drawFailure({ error, blame }) {
+  return h("div", { class: "part bad" }, h("h3", {}, h("span", { class: "sign", "aria-hidden": "true" }, "!"), " failed, never scored"), h("p", {}, plain(error ?? "no reason on record")), blame ? h("p", {}, `to blame: ${blame}`) : null);
+}
+
+function toEnd({ end, turns }, seconds) {
+  const took = seconds.reduce((sum, value) => sum + value, 0);
+  return `Ended by ${end.replace("_", " ")} after ${turns.length} turns${took ? `, ${toSeconds(took)}` : ""}.`;
+}
+
+function drawExpected(expected) {
+  if (!expected) return null;
+  const calls = (expected.calls ?? []).map((call) => h("li", { class: "call-line" }, h("span", { class: "tool-name" }, plain(call.name)), writeArguments(call.arguments)));
+  const say = (expected.say ?? []).map((words) => h("li", {}, "says ", h("q", {}, plain([words].flat().join(" or ")))));
+  const holds = (expected.assertions ?? []).map((item) => h("li", { class: "call-line" }, h("span", { class: "tool-name" }, plain(item.name)), writeArguments(item.arguments), ` is ${item.value ?? true}`));
+  const nothing = expected.nothing ? [h("li", {}, "nothing is to be done")] : [];
+  return h("section", {}, h("h2", {}, "Expected"), h("ul", { class: "expectations" }, calls, say, holds, nothing));
+}
+
+/** What the audit of the simulated user found. */
+function drawFindings({ findings = [], excluded }) {
+  if (!findings.length) return null;
+  return h("section", { class: "findings" }, h("h2", {}, "Audit of the user"),
+    excluded ? h("p", { class: "bad" }, "Left out: graded, but in no baseline and no figure.") : null,
+    findings.map((item) => h("div", { class: "part bad" }, h("h3", {}, item.kind.replaceAll("_", " "), " ", h("button", { type: "button", class: "link", onclick: () => document.getElementById(`turn-${item.turn + 1}`)?.scrollIntoView({ block: "center" }) }, `turn ${item.turn + 1}`)), h("p", {}, plain(item.evidence), item.by === "judge" ? h("span", { class: "muted" }, " (a judge)") : null))));
+}
+
+/** The advantage, and whatever else was noted down. */
+function drawNotes(meta = {}, entry) {
+  const notes = Object.entries(meta).filter(([key]) => !["domain", "advantage"].includes(key));
+  const advantage = entry.advantage;
+  if (!notes.length && (advantage === null || advantage === undefined)) return null;
+  return h("section", {}, h("h2", {}, "Learning"),
+    advantage === null || advantage === undefined ? null : h("p", {}, "Advantage ", h("b", { class: advantage > 0 ? "good" : "bad" }, `${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`), ": what every sampled token was learned with."),
+    notes.map(([key, value]) => h("div", { class: "note" }, h("h3", {}, key), typeof value === "string" ? h("p", {}, plain(value)) : raw(value))));
+}
+
+function drawDocuments(name, texts = []) {
+  if (!texts.length) return null;
+  return more(texts.length > 1 ? `${name} (${texts.length}, by task)` : name, h("div", {}, texts.map((text) => h("div", { class: "text document", dir: "auto" }, plain(text)))));
+}
+
+function drawTools(name, tools = []) {
+  return tools.length ? more(`${name} (${tools.length})`, h("div", {}, tools.map((tool) => drawTool(tool.function ?? tool)))) : null;
+}
+
+function drawTool(tool) {
+  const names = Object.keys(tool.parameters?.properties ?? {});
+  return h("div", { class: "tool-card" }, h("h3", {}, h("code", {}, plain(tool.name), `(${names.join(", ")})`)), h("p", {}, plain(tool.description)));
+}
+
+function raw(value) {
+  return h("pre", { class: "raw", tabindex: "0" }, plain(JSON.stringify(value, null, 2)));
+}
+
+function more(name, content, open = false) {
+  return h("details", { class: "more", open }, h("summary", {}, name), content);
+}

@@ -1,0 +1,319 @@
+"""The files of a run directory, read as they grow. Nothing is ever written, and no run is held in memory:
+of a conversation only its entry is kept, its words stay on disk until somebody looks at them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
+
+from trialogue.index import Entry, to_entry
+from trialogue.trajectory import Trajectory
+
+_DEEPEST = 3
+"""How far below the folder runs are looked for; a demonstration has its runs one level down."""
+
+
+class Tail:
+    """A file of lines that somebody may still be writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.at = 0
+        self._node = 0
+
+    def read(self) -> tuple[bool, list[tuple[int, bytes]]]:
+        """Whether the file was begun anew, and the whole lines since the last look with their places."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            anew = self.at > 0
+            self.at = self._node = 0
+            return anew, []
+        anew = self.at > 0 and (status.st_size < self.at or status.st_ino != self._node)
+        if anew:
+            self.at = 0
+        self._node = status.st_ino
+        lines: list[tuple[int, bytes]] = []
+        if status.st_size > self.at:
+            with self.path.open("rb") as source:
+                source.seek(self.at)
+                for line in source:
+                    if not line.endswith(b"\n"):
+                        break
+                    lines.append((self.at, line))
+                    self.at += len(line)
+        return anew, lines
+
+
+class Place(NamedTuple):
+    """Which part of a run a file of conversations belongs to: steps, evaluations, or the whole."""
+
+    part: str
+    step: int | None
+
+
+def to_place(file: str) -> Place:
+    """`step-000012` is step 12 of the training, `eval-000010` the evaluation after step 10."""
+    found = re.fullmatch(r"(.+)-(\d+)", file)
+    return Place(found[1], int(found[2])) if found else Place(file, None)
+
+
+@dataclass(slots=True)
+class _File:
+    """What is known of one file of conversations."""
+
+    entries: list[Entry] = field(default_factory=list[Entry])
+    covered: int = 0
+    """Bytes that the entries account for."""
+    broken: int = 0
+    """Lines that are no conversation."""
+
+
+class RunRecords:
+    """One run directory. `refresh` brings everything up to date; it costs what was written since."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics: list[dict[str, Any]] = []
+        self.seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """Where the time of each step went: agent, user, tools, rollout, update, evaluate."""
+        self.timings: dict[str, int] = {}
+        """Where the line of each conversation stands in `timings.jsonl`."""
+        self.files: dict[str, _File] = {}
+        self.version = 0
+        """Counts up whenever something was read."""
+        self.scanning = False
+        self._scanner: Thread | None = None
+        self._listed: dict[str, dict[int, Entry]] = defaultdict(dict)
+        self._ids: dict[str, Entry] | None = None
+        self._groups: dict[tuple[str, str], list[Entry]] | None = None
+        self._lock = Lock()
+        self._tails = {name: Tail(path / f"{name}.jsonl") for name in ("metrics", "timings", "index")}
+
+    # -- small files ---------------------------------------------------------------------------------------
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A small file of the run; empty where it is missing or half written."""
+        try:
+            value: Any = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.read_json("run.json")
+
+    def written(self) -> float:
+        """When something was written last, as seconds since the epoch."""
+        names = ("metrics.jsonl", "timings.jsonl", "index.jsonl", "run.json", "trajectories")
+        return max(
+            (file.stat().st_mtime for name in names if (file := self.path / name).exists()), default=0.0
+        )
+
+    # -- what grows ----------------------------------------------------------------------------------------
+
+    def refresh_metrics(self) -> None:
+        """Read the new lines of `metrics.jsonl`."""
+        with self._lock:
+            anew, lines = self._tails["metrics"].read()
+            if anew:
+                self.metrics.clear()
+            for _, line in lines:
+                if value := _to_object(line):
+                    self.metrics.append(value)
+            self.version += bool(anew or lines)
+
+    def refresh(self) -> None:
+        """Read whatever is new. Conversations that no index lists are looked through in the background."""
+        self.refresh_metrics()
+        with self._lock:
+            self._refresh_timings()
+            self._refresh_index()
+            if self.scanning or not self._find_unlisted():
+                return
+            self.scanning = True
+        self._scanner = Thread(target=self._scan, daemon=True, name=f"scan {self.path.name}")
+        self._scanner.start()
+
+    def wait(self) -> None:
+        """Until every conversation that is there has been looked through."""
+        if self._scanner is not None:
+            self._scanner.join()
+
+    def _refresh_timings(self) -> None:
+        anew, lines = self._tails["timings"].read()
+        if anew:
+            self.timings.clear()
+            self.seconds.clear()
+        for at, line in lines:
+            value = _to_object(line)
+            identity, step = value.get("id"), value.get("step")
+            if isinstance(identity, str):
+                self.timings[identity] = at
+                head = identity.partition("/")[0].partition(".")[0]
+                if head.isdigit():
+                    for name, seconds in dict[str, float](value.get("seconds", {})).items():
+                        self.seconds[int(head)][name] += seconds
+            elif isinstance(step, int):
+                for name in value.keys() - {"step"}:
+                    self.seconds[step][name] += value[name]
+
+    def _refresh_index(self) -> None:
+        anew, lines = self._tails["index"].read()
+        if anew:
+            self._listed.clear()
+            self.files.clear()
+        for _, line in lines:
+            try:
+                entry = Entry.model_validate_json(line)
+            except ValidationError:
+                continue
+            self._listed[entry.file][entry.at] = entry
+        sizes = {file.stem: file.stat().st_size for file in self._trajectory_files()}
+        changed = bool(anew or lines)
+        for name in [
+            name for name in self.files if name not in sizes or self.files[name].covered > sizes[name]
+        ]:
+            del self.files[name]
+            changed = True
+        for name, size in sizes.items():
+            known = self.files.setdefault(name, _File())
+            listed = self._listed[name]
+            # Entries count only where they follow each other without a gap and end inside the file.
+            while (entry := listed.pop(known.covered, None)) is not None and entry.at + entry.bytes <= size:
+                known.entries.append(entry)
+                known.covered += entry.bytes
+                changed = True
+        if changed:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.version += 1
+        self._ids = self._groups = None
+
+    def _trajectory_files(self) -> list[Path]:
+        folder = self.path / "trajectories"
+        inside = folder.resolve()
+        return sorted(file for file in folder.glob("*.jsonl") if file.resolve().parent == inside)
+
+    def _find_unlisted(self) -> bool:
+        return any(file.stat().st_size > self.files[file.stem].covered for file in self._trajectory_files())
+
+    def _scan(self) -> None:
+        """Make the entries that are missing, by reading the conversations themselves."""
+        try:
+            for file in self._trajectory_files():
+                known = self.files.get(file.stem)
+                if known is None:
+                    continue
+                with file.open("rb") as source:
+                    source.seek(known.covered)
+                    batch: list[Entry | None] = []
+                    at = known.covered
+                    for line in source:
+                        if not line.endswith(b"\n"):
+                            break
+                        batch.append(_scan_line(line, file.stem, at))
+                        at += len(line)
+                        if len(batch) == 64:
+                            self._keep(known, batch, at)
+                            batch = []
+                    self._keep(known, batch, at)
+        finally:
+            self.scanning = False
+
+    def _keep(self, known: _File, batch: list[Entry | None], at: int) -> None:
+        with self._lock:
+            if batch and at > known.covered:
+                known.entries += [entry for entry in batch if entry is not None]
+                known.broken += sum(entry is None for entry in batch)
+                known.covered = at
+                self._forget()
+
+    # -- conversations -------------------------------------------------------------------------------------
+
+    def entries(self) -> Iterator[Entry]:
+        """All conversations, newest step last."""
+        for name in sorted(self.files):
+            yield from list(self.files[name].entries)
+
+    def count(self) -> int:
+        return sum(len(file.entries) for file in self.files.values())
+
+    def find(self, identity: str) -> Entry | None:
+        """The conversation of that id."""
+        if self._ids is None:
+            self._ids = {entry.id: entry for entry in self.entries()}
+        return self._ids.get(identity)
+
+    def siblings(self, entry: Entry) -> list[Entry]:
+        """The conversations of its group: the same task in the same file."""
+        return self.groups().get((entry.file, entry.task), [entry])
+
+    def groups(self) -> dict[tuple[str, str], list[Entry]]:
+        if self._groups is None:
+            groups: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+            for entry in self.entries():
+                groups[entry.file, entry.task].append(entry)
+            self._groups = {
+                key: sorted(items, key=lambda item: (item.trial, item.id)) for key, items in groups.items()
+            }
+        return self._groups
+
+    def read(self, entry: Entry) -> bytes:
+        """The line of a conversation."""
+        with (self.path / "trajectories" / f"{entry.file}.jsonl").open("rb") as source:
+            source.seek(entry.at)
+            return source.read(entry.bytes)
+
+    def read_seconds(self, identity: str) -> list[float]:
+        """Seconds of each turn of a conversation, where they are on record."""
+        at = self.timings.get(identity)
+        if at is None:
+            return []
+        with (self.path / "timings.jsonl").open("rb") as source:
+            source.seek(at)
+            return list(_to_object(source.readline()).get("turns", ()))
+
+
+def _to_object(line: bytes) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _scan_line(line: bytes, file: str, at: int) -> Entry | None:
+    try:
+        return to_entry(Trajectory.model_validate_json(line), file, at, len(line))
+    except ValidationError:
+        return None
+
+
+def find_runs(root: Path) -> dict[str, Path]:
+    """The run directories in a folder, or the folder itself if it is one, by name. Links are not followed."""
+    if (root / "run.json").is_file():
+        return {root.resolve().name: root}
+    found: dict[str, Path] = {}
+    for folder, names, files in os.walk(root):
+        here = Path(folder)
+        depth = len(here.relative_to(root).parts)
+        if "run.json" in files:
+            found[here.relative_to(root).as_posix()] = here
+            names.clear()
+        elif depth >= _DEEPEST:
+            names.clear()
+        names[:] = [name for name in names if not name.startswith(".")]
+    return found

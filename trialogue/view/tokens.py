@@ -1,0 +1,81 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""What the token ids of a conversation stand for, by the tokenizer that lies in its run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trialogue.run import list_checkpoints
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def to_pieces(turns: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
+    """The tokens of each sampled turn: ids, texts (none without a tokenizer), log-probabilities."""
+    tokenizer = _load(find_tokenizer(run))
+    shown: list[dict[str, Any]] = []
+    for number, turn in enumerate(turns):
+        tokens = turn.get("tokens")
+        if tokens is None:
+            continue
+        prompt, reply = tokens["prompt"], tokens["reply"]
+        texts = (
+            [None] * (len(prompt) + len(reply)) if tokenizer is None else split(tokenizer, [*prompt, *reply])
+        )
+        shown.append(
+            {
+                "turn": number,
+                "side": turn["side"],
+                "start": bool(tokens.get("start")),
+                "version": tokens.get("version", 0),
+                "prompt": [[token, text] for token, text in zip(prompt, texts, strict=False)],
+                "reply": [
+                    [token, text, round(logprob, 5)]
+                    for token, text, logprob in zip(
+                        reply, texts[len(prompt) :], tokens["logprobs"], strict=True
+                    )
+                ],
+            }
+        )
+    return shown
+
+
+def find_tokenizer(run: Path) -> Path | None:
+    """`tokenizer.json` of a run, or of its model or newest checkpoint."""
+    folders = [run, run / "model", *reversed(list_checkpoints(run))]
+    return next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
+
+
+@lru_cache(maxsize=2)
+def _load(file: Path | None) -> Tokenizer | None:
+    if file is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:  # the core without its extras: ids are shown
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # noqa: BLE001 - the library raises plain exceptions; ids are shown
+        return None
+
+
+def split(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each id. Where a letter is spread over several ids, the last of them shows it."""
+    texts: list[str] = []
+    before: list[int] = []
+    waiting: list[int] = []
+    for token in ids:
+        waiting.append(token)
+        known = tokenizer.decode(before, skip_special_tokens=False)
+        text = tokenizer.decode([*before, *waiting], skip_special_tokens=False)[len(known) :]
+        if text.endswith("\ufffd") and len(waiting) < 4:
+            texts.append("")
+            continue
+        texts.append(text)
+        before, waiting = [token], []
+    return texts
