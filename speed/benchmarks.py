@@ -84,8 +84,9 @@ def measure(domain: Any, split: str, rounds: int) -> tuple[float, float, float]:
     return len(pairs) / best, before / 1024 / 1000, after / 1024 / 1000
 
 
-def measure_bfcl(category: str, data: str | None, rounds: int) -> float:
-    """Entries a second: instances are made, the gold calls carried out as an agent's, and graded."""
+def measure_bfcl(category: str, data: str | None, rounds: int) -> tuple[float, float]:
+    """Entries a second: instances are made, the gold calls carried out as an agent's, and graded. And KB of
+    a world after its gold calls."""
     domain = bfcl.find(category, data)
     cases = [
         (
@@ -101,7 +102,17 @@ def measure_bfcl(category: str, data: str | None, rounds: int) -> float:
         for task, gold, turns in cases:
             assert find_fault(gold, turns, domain.make_instances(task)) is None, task.id
         best = min(best, time.process_time() - started)
-    return len(cases) / best
+    gc.collect()
+    tracemalloc.start()
+    held: list[Any] = []
+    for number in range(1000):
+        task = cases[number % len(cases)][0]
+        held.append(domain.open(task))
+        for text in (call for turn in task.meta["ground_truth"] for call in turn):
+            held[-1].instances.run_text(text)
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return len(cases) / best, memory / 1024 / 1000
 
 
 OFFICIAL_BFCL = {"base": 508, "miss_func": 607, "miss_param": 614, "long_context": 402}
@@ -133,15 +144,19 @@ def main() -> None:
             )
     for category in CATEGORIES:
         try:
-            speed = measure_bfcl(category, options.bfcl, options.rounds)
+            speed, played = measure_bfcl(category, options.bfcl, options.rounds)
         except ConfigError as error:
             if not options.json:
                 print(f"bfcl: left out: {error}")
             break
         times = speed / OFFICIAL_BFCL[category]
-        rows[f"bfcl:{category}"] = {"entries_per_second": round(speed), "times_official": round(times, 1)}
+        rows[f"bfcl:{category}"] = {
+            "entries_per_second": round(speed),
+            "times_official": round(times, 1),
+            "kb_played": round(played, 1),
+        }
         if not options.json:
-            print(f"bfcl:{category:13} {speed:6.0f} entries/s, {times:.1f}x theirs")
+            print(f"bfcl:{category:13} {speed:6.0f} entries/s, {times:.1f}x theirs  {played:.1f} KB played")
     if options.json:
         print(json.dumps(rows))
 

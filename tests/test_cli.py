@@ -24,12 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from trialogue import find_domain
-from trialogue.talk.scripted import GoldAgent
+from trialogue.talk.scripted import GoldParty
 
 broken = set()
 
 
-class Slow(GoldAgent):
+class Slow(GoldParty):
     def __init__(self, task, seed):
         super().__init__(task)
         self.fails = seed % 5 == 0

@@ -9,6 +9,8 @@ from pydantic import Field
 from trialogue.messages import Frozen
 
 Side = Literal["agent", "user"]
+SPLITS = ("train", "dev", "test")
+"""What tasks are usually divided into."""
 
 
 class Call(Frozen):

@@ -9,23 +9,22 @@ import asyncio
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import iscoroutine
 from typing import Any, NamedTuple, cast
 
 from trialogue.config import Limits, Speaker
-from trialogue.errors import DomainError, TrialogueError
+from trialogue.errors import DomainError, GradeError, TrialogueError
 from trialogue.messages import Message, ToolCall
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
-from trialogue.task import Call, Side, Task
+from trialogue.task import SPLITS, Call, Side, Task
 from trialogue.trajectory import End, Trajectory, Turn
 from trialogue.world.database import Database, canonical
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.tools import Tool
 
-SPLITS = ("train", "dev", "test")
 PLAYED = 60
 """On how many tasks the oracle is played with the rule-based user."""
 TRIED = 200
@@ -217,12 +216,18 @@ def find_task_problems(domain: Domain, task: Task) -> Iterator[str]:
 
 def _check_rewards(task: Task, environment: Environment) -> str | None:
     expected = task.expected
-    untouched = _value(task, to_conversation(task, (), (), environment), environment)
+    own_rule = environment.domain.reward is not None
+    try:
+        untouched = _value(task, to_conversation(task, (), (), environment), environment)
+    except GradeError:
+        if not own_rule:
+            raise
+        untouched = 0.0, "a benchmark may refuse to grade it"
     if untouched is None:
         return None  # judged by somebody who cannot be asked here
     if expected.nothing and untouched[0] < 1:
         return f"expected.nothing is set, but doing nothing scores {untouched[0]:g}: {untouched[1]}"
-    if not expected.nothing and untouched[0] > 0:
+    if not expected.nothing and untouched[0] > 0 and not _is_judged(task, environment):
         return (
             f"doing and saying nothing scores {untouched[0]:g}; expect a change or something to say, "
             "or set expected.nothing"
@@ -231,24 +236,42 @@ def _check_rewards(task: Task, environment: Environment) -> str | None:
         return None  # it is told what must hold, but not how to get there
     fresh = environment.reopen()
     said = [item if isinstance(item, str) else item[0] for item in expected.say]
-    try:
-        conversation = to_conversation(task, expected.calls, said, fresh)
-    except RefusedCall as error:
-        return str(error)
+    refused: list[str] = []
+    conversation = to_conversation(task, expected.calls, said, fresh, refused)
+    if refused and not own_rule:
+        return refused[0]
     gold = _value(task, conversation, fresh)
-    if gold is not None and gold[0] < 1:
-        return f"the gold replay scores {gold[0]:g}: {gold[1]}"
-    return None
+    if gold is None or gold[0] >= 1:
+        return None
+    if own_rule and expected.assertions and fresh.user_tools and not _has_user_calls(expected.calls):
+        return None  # what must hold may be up to the user, whose calls are not told
+    return refused[0] if refused else f"the gold replay scores {gold[0]:g}: {gold[1]}"
 
 
-class RefusedCall(Exception):
-    """A gold call that the tools refuse."""
+def _has_user_calls(calls: Sequence[Call]) -> bool:
+    return any(call.side == "user" for call in calls)
+
+
+def _nobody(task: Task, seed: int) -> None:
+    """A judge who is never asked."""
+
+
+def _is_judged(task: Task, environment: Environment) -> bool:
+    """Whether somebody who cannot be asked here would have a say, were there a judge."""
+    domain = replace(environment.domain, judge=_nobody)
+    fresh = domain.open(task)
+    return _value(task, to_conversation(task, (), (), fresh), fresh) is None
 
 
 def to_conversation(
-    task: Task, calls: Sequence[Call], say: Sequence[str], environment: Environment
+    task: Task,
+    calls: Sequence[Call],
+    say: Sequence[str],
+    environment: Environment,
+    refused: list[str] | None = None,
 ) -> Trajectory:
-    """A conversation of these calls and words, carried out, with a proper end."""
+    """A conversation of these calls and words, carried out, with a proper end. `refused` takes what the
+    tools say of calls they refuse."""
     turns = [Turn(side="user", message=Message(role="user", content="Hello."))]
     end: End = "user_stop"
 
@@ -258,10 +281,10 @@ def to_conversation(
         role = "assistant" if call.side == "agent" else "user"
         turns.append(Turn(side=call.side, message=Message(role=role, tool_calls=(called,))))
         result = environment.call(call.name, call.arguments, call.side)
-        if result.failed:
-            raise RefusedCall(f"the gold call {call.name} is refused: {result.text.removeprefix('Error: ')}")
+        if result.failed and refused is not None:
+            refused.append(f"the gold call {call.name} is refused: {result.text.removeprefix('Error: ')}")
         observed = Message(role="tool", content=result.text, tool_call_id=called.id)
-        turns.append(Turn(side=call.side, message=observed))
+        turns.append(Turn(side=call.side, message=observed, failed=result.failed))
         if result.ends:
             end = "agent_stop" if call.side == "agent" else "user_stop"
 

@@ -17,12 +17,10 @@ from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model
 from trialogue.talk.party import Party
 from trialogue.talk.rollout import attempt
-from trialogue.task import Side, Task
+from trialogue.task import SPLITS, Side, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.database import Change
 from trialogue.world.domain import Domain
-
-SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
     """The source of models a `Speaker` setting names."""
     kind, _, rest = speaker.model.partition(":")
     if kind == "oracle" and not rest:
-        return domain.oracle or _gold
+        return domain.oracle or _gold(side, domain)
     if kind == "gold" and not rest:
-        return _gold
+        return _gold(side, domain)
     if kind == "naive" and not rest:
         return _naive
     if kind == "agenda" and not rest:
@@ -51,10 +51,13 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}")
 
 
-def _gold(task: Task, seed: int) -> Model:
-    from trialogue.talk.scripted import GoldAgent
+def _gold(side: Side, domain: Domain) -> ModelSource:
+    from trialogue.talk.scripted import GoldParty
 
-    return GoldAgent(task)
+    ending = {tool.name for tool in domain.database.tools.values() if tool.ends}
+    # A benchmark that grades by its own rule may count on calls that are refused.
+    strict = domain.reward is None
+    return lambda task, _: GoldParty(task, side, ending, domain.stop_tokens[0], strict)
 
 
 def _naive(task: Task, seed: int) -> Model:

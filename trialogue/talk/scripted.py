@@ -1,16 +1,17 @@
-"""Models that follow a script, and the gold agent that a domain without an oracle of its own gets."""
+"""Models that follow a script, and the gold agent that a domain without an oracle gets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trialogue.errors import ConfigError, ModelError
 from trialogue.messages import ToolCall, from_openai
-from trialogue.task import Task
+from trialogue.task import Call, Side, Task
 from trialogue.trajectory import Reply, Turn
+from trialogue.world.domain import STOP
 from trialogue.world.tools import Tool
 
 
@@ -58,19 +59,61 @@ def read_script(path: Path) -> list[Reply]:
     return lines
 
 
-class GoldAgent:
-    """Does what the task expects, call by call, and says what is to be said. It looks the answer up in
-    the task, so it shows that a task can be solved, not that a model can find out how."""
+GO_ON = "Go on, please."
 
-    def __init__(self, task: Task) -> None:
-        calls = [item for item in task.expected.calls if item.side == "agent"]
-        self._calls = [call(item.name, **item.arguments) for item in calls]
+
+class GoldParty:
+    """Does what the task expects of its side, call by call, and, as the agent, says what is to be said. It
+    looks the answer up in the task, so it shows that a task can be solved, not that a model can find out how.
+
+    Where both sides have calls to make they take turns, each up to where the other's next call stands; what
+    ends the conversation comes after everything that must be said.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        side: Side = "agent",
+        ending: Collection[str] = (),
+        stop: str = STOP,
+        strict: bool = True,
+    ) -> None:
         said = [item if isinstance(item, str) else item[0] for item in task.expected.say]
-        self._say = [". ".join(said)] if said else ["It is done."]
+        runs = to_runs(task.expected.calls, ending, bool(said))
+        own = [calls for whose, calls in runs if whose == side]
+        if side == "user" and (not runs or runs[0][0] == "agent"):
+            own.insert(0, [])  # the user opens, but the agent has the first call
+        self._runs = [[call(item.name, **item.arguments) for item in calls] for calls in own] or [[]]
+        self._strict = strict
+        self._last_words = stop if side == "user" else "It is done. Anything else?"
+        if side == "user":
+            heard = max(1, sum(whose == "agent" for whose, _ in runs))
+            self._words = [GO_ON] * max(heard, len(self._runs) - 1)
+        else:
+            has_end = bool(said) and any(item.name in ending for calls in own for item in calls)
+            self._words = [GO_ON] * (len(self._runs) - 1 - has_end) + [". ".join(said) or "It is done."]
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        if turns[-1].message.role == "tool" and turns[-1].failed:
-            raise ModelError(f"a gold call was refused: {turns[-1].message.content}", blame="tool")
-        if self._calls:
-            return self._calls.pop(0)
-        return Reply(self._say.pop(0)) if self._say else Reply("It is done. Anything else?")
+        last = turns[-1]
+        if self._strict and last.message.role == "tool" and last.failed:
+            raise ModelError(f"a gold call was refused: {last.message.content}", blame="tool")
+        if self._runs and self._runs[0]:
+            return self._runs[0].pop(0)
+        self._runs = self._runs[1:]
+        return Reply(self._words.pop(0) if self._words else self._last_words)
+
+
+def to_runs(calls: Sequence[Call], ending: Collection[str], has_words: bool) -> list[tuple[Side, list[Call]]]:
+    """Gold calls in runs of one side each; those of the agent that end the conversation are a run of their
+    own at the end, with at least one turn of the agent before it where something has to be said."""
+    last = [item for item in calls if item.side == "agent" and item.name in ending]
+    runs: list[tuple[Side, list[Call]]] = []
+    for item in calls:
+        if item in last:
+            continue
+        if not runs or runs[-1][0] != item.side:
+            runs.append((item.side, []))
+        runs[-1][1].append(item)
+    if last and has_words and not any(side == "agent" for side, _ in runs):
+        runs.append(("agent", []))
+    return [*runs, ("agent", last)] if last else runs

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from trialogue.config import Limits
+from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.score.benchmarks import tau2
 from trialogue.score.benchmarks.tau2.grade import judge_state
+from trialogue.score.check import check
 from trialogue.score.reward import grade, regrade
+from trialogue.talk.find import find_model
 from trialogue.talk.rollout import attempt, rollout
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
@@ -226,6 +228,28 @@ def test_user_and_agent_act_on_the_same_phone(data: Path) -> None:
     assert environment.user_side is not None
     assert environment.user_side.look("", "surroundings")["roaming_allowed"] is True
     assert environment.call("run_speed_test", {}).text == "Error: Tool 'run_speed_test' not found."
+
+
+@pytest.mark.parametrize("name", ["mock", "retail"])
+def test_the_domain_proves_itself(name: str, data: Path) -> None:
+    """Refused gold calls, ungradable worlds and what only a judge can tell are no faults of ours."""
+    assert check(tau2.find(name, str(data))).problems == []
+
+
+@pytest.mark.parametrize("name", ["telecom", "telecom-solo", "airline"])
+def test_gold_parties_win_every_task(name: str, data: Path) -> None:
+    domain = tau2.find(name, str(data))
+    agent, user = (find_model(Speaker(model=who), side, domain, Limits()) for who, side in GOLD)
+
+    async def win() -> list[float]:
+        tasks = domain.tasks("test")
+        groups = rollout(domain, tasks, agent, user, grade=grade)
+        return [item.value async for group in groups for item in group.trajectories]
+
+    assert asyncio.run(win()) == [1.0] * len(domain.tasks("test"))
+
+
+GOLD: tuple[tuple[str, Any], ...] = (("oracle", "agent"), ("gold", "user"))
 
 
 def nl_task(data: Path) -> tuple[Any, Task]:

@@ -9,11 +9,10 @@ from typing import Any
 
 from trialogue.errors import ConfigError
 from trialogue.score.benchmarks.folder import find_data, read_data
-from trialogue.task import Call, Expected, Task
+from trialogue.task import SPLITS, Call, Expected, Task
 from trialogue.world.domain import TaskSource
 
 TABLES = {"retail": ("orders", "products", "users"), "airline": ("flights", "reservations", "users")}
-SPLITS = ("train", "dev", "test")
 HELP = "Get it with `git clone https://github.com/sierra-research/tau-bench` and name that folder"
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from trialogue.task import SPLITS
 from trialogue.world.domains.shop.database import Shop
 
 RESIDUES = {"train": (0, 1, 2, 3, 4, 5), "dev": (6,), "test": (7, 8), "background": (9,)}
@@ -22,7 +23,6 @@ PRODUCT_RESIDUES = {
     "background": (0, 1, 2, 3, 4, 5),
 }
 """Products need more room: an exchange is for another one of the same kind."""
-SPLITS = ("train", "dev", "test")
 
 
 def _words(text: str) -> list[str]:

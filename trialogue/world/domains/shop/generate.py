@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, get_args
 
 from trialogue.errors import ConfigError
-from trialogue.task import Call, Expected, Setup, Task
-from trialogue.world.domains.shop.catalogue import SPLITS, Draw
+from trialogue.task import SPLITS, Call, Expected, Setup, Task
+from trialogue.world.domains.shop.catalogue import Draw
 from trialogue.world.domains.shop.database import Reason, Topic
 from trialogue.world.domains.shop.wording import PERSONAS, Wording, write_instructions
 
