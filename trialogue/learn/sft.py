@@ -52,7 +52,7 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         run = Run.create(config.run, "sft", config.domain, config, config.seed, marks)
         run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
     checkpoints = Checkpoints(run, learner, keep=1)
-    first, _ = await checkpoints.restore() if resume is not None else (0, 0)
+    first: int = (await checkpoints.restore())["step"] if resume is not None else 0
     state = "failed"
     try:
         examples = await collect(domain, config, source)

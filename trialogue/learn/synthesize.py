@@ -22,9 +22,10 @@ from time import monotonic
 from typing import Any
 
 from trialogue.config import Speaker, SynthesizeConfig
+from trialogue.durable import write_json
 from trialogue.errors import ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
-from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories, write_json
+from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories
 from trialogue.score.evaluate import in_order
 from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
@@ -118,7 +119,7 @@ async def synthesize(
             wanted = min(budget, wanted + max(1, ceil(lacking / rate)))
         run.add_seconds(monotonic() - began)
         result = finish(run.path, config, domain, sifted)
-        run.add_metrics(result)
+        run.write_metrics(result)
         state = "finished"
         return result
     except (asyncio.CancelledError, KeyboardInterrupt):

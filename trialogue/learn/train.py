@@ -56,7 +56,8 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         run.add_prompts(collect_prompts(domain, tasks))
         save_tokenizer(learner.agent(config, "train"), run.path)
     checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
-    first, level = await checkpoints.restore() if resume is not None else (0, 0)
+    known = await checkpoints.restore() if resume is not None else {}
+    first, level = int(known.get("step", 0)), int(known.get("level", 0))
     levels = sorted(config.tasks.levels)
     price = config.user.price
     state = "failed"
@@ -72,7 +73,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 )
                 rows = to_step(groups, config)
                 held = [item for group in [*groups, *flat] for item in everything(group)]
-                run.add_trajectories(f"step-{step + 1:06d}", with_advantages(held, rows))
+                run.write_trajectories(f"step-{step + 1:06d}", with_advantages(held, rows))
                 clock.append(perf_counter())
 
                 metrics: dict[str, Any] = {"step": step + 1, **measure(groups, price), "levels": admitted}
@@ -95,7 +96,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 if not stop and is_due(step + 1, config):
                     await _evaluate(step + 1, run, domain, learner, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
-                    await checkpoints.save(step + 1, level)
+                    await checkpoints.save(step + 1, {"level": level})
                 if stop:
                     state = "stopped"
                     return run.path
@@ -317,7 +318,7 @@ async def _evaluate(
         )
     ]
     groups = in_order(groups, tasks)
-    run.add_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
+    run.write_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
     figures = summarize(held, failed, config.seed, {"user": config.user.price})

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from trialogue.config import EvalConfig, Speaker
+from trialogue.durable import write_json
 from trialogue.errors import ConfigError
 from trialogue.run import (
     Kind,
@@ -24,7 +25,6 @@ from trialogue.run import (
     read_seconds,
     read_trajectories,
     read_usage,
-    write_json,
 )
 from trialogue.score.cast import find_cast
 from trialogue.score.metrics import Price, add_judge, summarize
@@ -117,11 +117,10 @@ async def evaluate(
     prompts = collect_prompts(domain, tasks)
     run.add_prompts(prompts)
     total = len(tasks) * config.tasks.trials
-    agent, close_agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
-    user, close_user = _record(cast.user, config.user, run.path / "recordings" / "user.jsonl")
-    close_judge = None
+    agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
+    user = _record(cast.user, config.user, run.path / "recordings" / "user.jsonl")
     if judge is not None:
-        judge, close_judge = _record(judge, None, judge_file(run.path))
+        judge = _record(judge, None, judge_file(run.path))
         domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     state: State = "failed"
     try:
@@ -153,7 +152,7 @@ async def evaluate(
         run.add_seconds(monotonic() - began)
         sorted_ = [in_order(items, tasks) for items in (held, failed, excluded)]
         result = to_result(config, domain, *sorted_, path=run.path, asked=total, prompts=prompts)
-        run.add_metrics(result)
+        run.write_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
         return result
@@ -162,10 +161,6 @@ async def evaluate(
         run.add_seconds(monotonic() - began)
         raise
     finally:
-        close_agent()
-        close_user()
-        if close_judge is not None:
-            close_judge()
         await cast.close()
         run.close(state)
 
@@ -181,17 +176,14 @@ def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajecto
     return sorted(trajectories, key=lambda item: (place.get(item.task.id, len(place)), item.trial, item.id))
 
 
-def _record(
-    source: ModelSource, speaker: Speaker | None, path: Path
-) -> tuple[ModelSource, Callable[[], None]]:
+def _record(source: ModelSource, speaker: Speaker | None, path: Path) -> ModelSource:
     """Write down what an endpoint answers, so that the run can be told again without it. A judge, who is no
     speaker of the conversation, is always written down."""
     if speaker is not None and not speaker.model.startswith("openai:"):
-        return source, lambda: None
+        return source
     from trialogue.talk.replay import Recorder
 
-    recorder = Recorder(source, path)
-    return recorder, recorder.close
+    return Recorder(source, path)
 
 
 def to_result(

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from trialogue.durable import mend
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.messages import Frozen, Message
-from trialogue.run import mend, read_lines
+from trialogue.run import read_lines
 from trialogue.score.verify import Flaw
 from trialogue.talk.model import Model, ModelSource
 from trialogue.trajectory import Trajectory, Turn

@@ -10,8 +10,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from trialogue.durable import append
 from trialogue.errors import ConfigError, ModelError
 from trialogue.messages import ToolCall
 from trialogue.talk.model import Model, ModelSource
@@ -55,26 +56,21 @@ class Recorder:
     """Writes the replies of the models it makes."""
 
     def __init__(self, source: ModelSource, path: Path) -> None:
-        self._source = source
+        self._source, self._path = source, path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8")
 
     def __call__(self, task: Task, seed: int) -> Model:
-        return _Recorded(self._source(task, seed), task, seed, self._file)
-
-    def close(self) -> None:
-        self._file.close()
+        return _Recorded(self._source(task, seed), task, seed, self._path)
 
 
 class _Recorded:
-    def __init__(self, model: Model, task: Task, seed: int, file: TextIO) -> None:
-        self._model, self._task, self._seed, self._file = model, task, seed, file
+    def __init__(self, model: Model, task: Task, seed: int, path: Path) -> None:
+        self._model, self._task, self._seed, self._path = model, task, seed, path
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
         reply = await self._model.reply(turns, tools)
         line = {"key": to_key(self._task, self._seed, turns), "task": self._task.id, **to_data(reply)}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
+        append(self._path, json.dumps(line) + "\n")
         return reply
 
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
 from trialogue.config import Limits
-from trialogue.errors import Blame, ConfigError, DomainError, EngineError, GradeError, ModelError
+from trialogue.errors import Blame, ConfigError, DomainError, EngineError, GradeError, ModelError, RunError
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
 from trialogue.talk.party import Party
@@ -174,7 +174,7 @@ async def attempt(
         if _is_being_cancelled():
             raise
         failure = "a part of the conversation was cancelled", "infrastructure"
-    except ConfigError:
+    except (ConfigError, RunError):
         raise  # whoever set this up has to be told; no other draw would help
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
         text = f"{type(error).__name__}: {error}"

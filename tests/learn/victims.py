@@ -1,0 +1,136 @@
+"""Runs verbs in processes that are killed. Loads everything once and forks a process for each order.
+
+An order is a line of JSON on stdin: `kind`, `config` (a file), `run` (to go on with, or null), and `fault`:
+`["line", n]` kills at the n-th line executed in the code that writes or publishes, `["write", n, share]` in
+the middle of the n-th write to a log, `["time", seconds]` whenever that is. The answer is a line of JSON:
+how the process ended and, where it was not killed, how many lines and writes there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import Lfm2ForCausalLM  # noqa: F401 - loaded once, before the forks
+
+from trialogue import durable
+from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig
+from trialogue.engine import state as engine_state
+from trialogue.engine import torch_engine
+from trialogue.learn import checkpoint
+from trialogue.learn.sft import sft
+from trialogue.learn.synthesize import synthesize
+from trialogue.learn.train import train
+from trialogue.score.evaluate import evaluate
+
+torch.set_num_threads(1)
+logging.getLogger("trialogue").setLevel(logging.ERROR)
+
+VERBS: dict[str, tuple[Any, Any]] = {
+    "train": (train, TrainConfig),
+    "sft": (sft, SftConfig),
+    "eval": (evaluate, EvalConfig),
+    "synthesize": (synthesize, SynthesizeConfig),
+}
+FILES = {module.__file__ for module in (durable, engine_state, checkpoint, sys.modules["trialogue.run"])}
+NAMES = {"publish", "optim_step", "train", "sft", "evaluate", "keep", "_evaluate", "finish", "write_lines"}
+ENGINE = torch_engine.__file__
+
+
+class Count:
+    lines = 0
+    writes = 0
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch_lines(at: int) -> None:
+    """Count the lines executed where something is written or published, in whatever thread."""
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            Count.lines += 1
+            if Count.lines == at:
+                die()
+        return local
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename in FILES:
+            return local
+        return local if code.co_name in NAMES and "/trialogue/" in code.co_filename else None
+
+    threading.settrace(look)
+    sys.settrace(look)
+
+
+def watch_writes(at: int, share: float) -> None:
+    """Count the writes to logs, and leave one of them half done."""
+    write = os.write
+
+    def counted(descriptor: int, data: Any) -> int:
+        Count.writes += 1
+        if Count.writes == at:
+            write(descriptor, bytes(data)[: int(len(data) * share)])
+            die()
+        return write(descriptor, data)
+
+    durable.os = type("Os", (), {**vars(os), "write": staticmethod(counted)})  # type: ignore[assignment]
+
+
+def work(order: dict[str, Any]) -> None:
+    fault = order["fault"]
+    if fault is None or fault[0] == "line":
+        watch_lines(0 if fault is None else fault[1])
+    if fault is None or fault[0] == "write":
+        watch_writes(*((0, 0.0) if fault is None else fault[1:]))
+    verb, kind = VERBS[order["kind"]]
+    config = kind.model_validate_json(Path(order["config"]).read_text(encoding="utf-8"))
+    asyncio.run(verb(config, resume=order["run"] and Path(order["run"])))
+
+
+def obey(order: dict[str, Any]) -> dict[str, Any]:
+    started = time.monotonic()
+    inside, outside = os.pipe()
+    child = os.fork()
+    if not child:
+        answer: dict[str, Any] = {}
+        try:
+            work(order)
+        except BaseException:  # noqa: BLE001 - whoever gave the order is told
+            answer["error"] = traceback.format_exc()
+        answer |= {"lines": Count.lines, "writes": Count.writes}
+        sys.settrace(None)
+        os.write(outside, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(outside)
+    clock: threading.Timer | None = None
+    if order["fault"] is not None and order["fault"][0] == "time":
+        clock = threading.Timer(order["fault"][1], os.kill, (child, signal.SIGKILL))
+        clock.start()
+    with os.fdopen(inside, "rb") as source:
+        text = source.read()
+    if clock is not None:
+        clock.cancel()
+    _, status = os.waitpid(child, 0)
+    answer = json.loads(text) if text else {}
+    return {**answer, "killed": os.WIFSIGNALED(status), "seconds": time.monotonic() - started}
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(obey(json.loads(line))), flush=True)

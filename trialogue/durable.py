@@ -1,0 +1,182 @@
+"""Files that survive: after a crash, a power cut or a full disk there is what was before, or what was to be.
+
+Lines are appended whole or not at all, files and folders get their name when they are complete, and a folder
+is sealed with a manifest of its files' hashes, by which a damaged one is recognised.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trialogue.errors import RunError
+
+MANIFEST = "manifest.json"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_ROOM_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large")
+
+
+@contextmanager
+def saving(what: Path) -> Generator[None]:
+    """Turn the faults of a disk into one readable error; a full one is told apart."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        if is_no_room(error):
+            raise RunError(
+                f"no room left on the disk to write {what}; make some and go on with --resume"
+            ) from error
+        if isinstance(error, OSError):
+            raise RunError(f"cannot write {what}: {error.strerror or error}") from error
+        raise
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether a disk was full. Libraries that write for us tell so in words only."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return True
+    return any(text in str(error) for text in _NO_ROOM_TEXTS)
+
+
+def append(path: Path, text: str) -> None:
+    """Add whole lines to a file; where they do not fit, it is left as it was."""
+    rest = memoryview(text.encode("utf-8"))
+    with saving(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            try:
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves either the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with saving(path):
+            with partial.open("w", encoding="utf-8") as target:
+                target.write(text)
+                target.flush()
+                os.fsync(target.fileno())
+            partial.replace(path)
+            sync(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a file of JSON, whole or not at all."""
+    write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Make sure that a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def mend(file: Path) -> int:
+    """Cut off what was not written to its end: a last line without an end, or one that is no JSON, as a power
+    cut leaves it. Returns how many bytes went."""
+    with file.open("rb+") as target:
+        size = end = target.seek(0, os.SEEK_END)
+        while end:
+            start = _find_line(target, end)
+            target.seek(start)
+            line = target.read(end - start)
+            if line.endswith(b"\n") and _is_json(line):
+                break
+            end = start
+        if end < size:
+            target.truncate(end)
+            os.fsync(target.fileno())
+        return size - end
+
+
+def _find_line(source: Any, end: int) -> int:
+    """Where the line begins whose last byte lies before `end`."""
+    position, block = end - 1, 1 << 16
+    while position > 0:
+        first = max(0, position - block)
+        source.seek(first)
+        found = source.read(position - first).rfind(b"\n")
+        if found >= 0:
+            return first + found + 1
+        position = first
+    return 0
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except RecursionError:
+        return True  # whole, if strange: whoever reads it will say so
+    except ValueError:
+        return not line.strip()
+    return True
+
+
+def seal(folder: Path) -> None:
+    """Write down size and hash of every file in a folder, and get it all onto the disk."""
+    with saving(folder):
+        files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
+        listed: dict[str, dict[str, Any]] = {}
+        for file in files:
+            sync(file)
+            listed[file.relative_to(folder).as_posix()] = {
+                "bytes": file.stat().st_size,
+                "sha256": _hash(file),
+            }
+        write_json(folder / MANIFEST, {"files": listed})
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a sealed folder; None where every file is as it was."""
+    try:
+        listed: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_bytes())["files"]
+        for name, known in listed.items():
+            file = folder / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != known["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes instead of {known['bytes']}"
+            if _hash(file) != known["sha256"]:
+                return f"{name} has changed"
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    return None
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def put_in_place(partial: Path, target: Path) -> None:
+    """Give a complete folder its name, in place of one that may be there."""
+    with saving(target):
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        sync(target.parent)
