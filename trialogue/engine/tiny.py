@@ -8,49 +8,47 @@ is what copying names and numbers needs, so a small one learns it in a minute in
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-WORD = r" ?[\p{L}_]+[:=*]?| ?\d{1,2}| ?[^\s\p{L}\d]+|\s+"
-"""Words with the space before them, a key with its mark, digits in pairs, runs of punctuation."""
-RARE = 0.05
-"""A word in fewer conversations than this is a name or a number: it counts once, whoever it belongs to."""
+WORD = r" ?[\p{L}_]+[:=*]?"
+"""A word with the space before it; a key with its mark."""
+OTHER = r" ?\p{L}{1,2}| ?\d{1,2}| ?[^\s\p{L}\d]+|\s"
+"""What is no common word: letters and digits in pairs, runs of punctuation."""
+RARE = 0.025
+"""A word in fewer conversations than this is a name or a number, and is written in pairs of letters."""
 
 
-def train_tokenizer(
-    documents: Sequence[str], controls: Sequence[str], *, size: int = 1024, together: int = 4
-) -> Any:
-    """A byte-level BPE tokenizer in which common words are one token and names a few regular pieces.
+def train_tokenizer(documents: Sequence[str], controls: Sequence[str], *, size: int = 2560) -> Any:
+    """A byte-level BPE tokenizer in which a common word is one token and anything else pairs of letters.
 
-    Rare words count once each, so a piece is merged only when `together` of them share it: the syllables of
-    names become tokens, whole names do not, and a name never seen falls into the same pieces.
+    So every name falls into the same few pieces, whether it was ever seen or not, and its first piece starts
+    with the space before it.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    split = pre_tokenizers.Split(Regex(WORD), "isolated")
+    by_words = pre_tokenizers.Split(Regex(f"{WORD}|{OTHER}"), "isolated")
+    seen: Counter[str] = Counter()
+    for document in documents:
+        seen.update({word.strip() for word, _ in by_words.pre_tokenize_str(document)})
+    common = [word for word, count in seen.items() if count > RARE * len(documents) and len(word) > 2]
+    words = "|".join(re.escape(word) for word in sorted(common, key=lambda word: (-len(word), word)))
+    split = pre_tokenizers.Split(Regex(rf" ?(?:{words})(?![\p{{L}}_])|{OTHER}"), "isolated")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    seen: Counter[str] = Counter()
-    for document in documents:
-        seen.update({word for word, _ in split.pre_tokenize_str(document)})
-
-    def words() -> Iterator[str]:
-        for word, count in sorted(seen.items()):
-            yield from [word] * (count if count > RARE * len(documents) else 1)
-
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        min_frequency=together,
         special_tokens=list(controls),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(words(), trainer)
+    tokenizer.train_from_iterator(documents, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=controls[0],

@@ -52,14 +52,14 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
     tell("1. Cold start: imitate a careless teacher")
     tuned = await sft(load_config(SftConfig, None, [*place, *COLD_START, "run.name=sft"]), watch=watch)
     clock["sft"] = perf_counter()
-    before = await _test(tuned, "test-after-sft", place)
+    before = await take_test(tuned, "test-after-sft", place)
     clock["eval_sft"] = perf_counter()
 
     tell("2. Reinforcement learning: talk with users, learn from what came of it")
     settings = [*place, "run.name=rl", f"learner.model={json.dumps(str(tuned))}"]
     trained = await train(load_config(TrainConfig, None, settings), watch=watch)
     clock["rl"] = perf_counter()
-    after = await _test(trained, "test-after-rl", place)
+    after = await take_test(trained, "test-after-rl", place)
     clock["end"] = perf_counter()
 
     summary = {
@@ -81,7 +81,7 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
     return {"summary": summary, "before": before, "after": after}
 
 
-async def _test(model: Path, name: str, place: Iterable[str]) -> dict[str, Any]:
+async def take_test(model: Path, name: str, place: Iterable[str]) -> dict[str, Any]:
     settings = [
         *place,
         f"run.name={name}",

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Makes the tiny base that comes with the package: a tokenizer, random weights, then lessons in copying.
 
-    python -m trialogue.learn.pretrain OUT [--minutes 8]
+    python -m trialogue.learn.pretrain OUT [--minutes 20]
 
 The tokenizer sees conversations of the shop's train split, so that it knows the words; the weights see only
 lessons, so the base knows the format and how to copy, and nothing about any task.
@@ -18,7 +18,7 @@ from typing import Any
 from trialogue.config import Limits, Speaker
 from trialogue.engine.api import EngineSettings, OptimParams
 from trialogue.learn.grpo import CrossEntropy
-from trialogue.learn.school import WORDS, School
+from trialogue.learn.school import PIECES, WORDS, School
 from trialogue.talk.brief import BriefRenderer, to_brief_call, to_brief_result
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
@@ -33,15 +33,15 @@ MASTERED = 0.5
 """Lessons get harder while the loss is below this."""
 
 
-async def make_base(out: Path, *, minutes: float = 8.0, seed: int = 0, batch: int = 64) -> None:
+async def make_base(out: Path, *, minutes: float = 20.0, seed: int = 0, batch: int = 64) -> None:
     """Make a base and write it to a folder."""
     from trialogue.engine.tiny import make_model, train_tokenizer
     from trialogue.engine.torch_engine import TorchEngine
 
     domain = find_domain("shop")
     documents = [to_document(item) for item in await converse_often(domain, 3000, seed)]
-    words = ["\n".join(f" {word}\n {word.capitalize()}" for word in WORDS)] * (len(documents) // 10)
-    tokenizer = train_tokenizer([*documents, *words], COMPACT_TOKENS, size=1600)
+    words = "".join(f" {word} {word.capitalize()}" for word in [*WORDS, *PIECES]) + "-".join(("", *PIECES))
+    tokenizer = train_tokenizer([*documents, *[words] * (len(documents) // 10)], COMPACT_TOKENS)
     renderer = BriefRenderer(Vocabulary(tokenizer))
     model = make_model(len(tokenizer), seed=seed)
     engine = TorchEngine(model, EngineSettings(seed=seed))
@@ -95,7 +95,7 @@ def list_fields(domain: Domain) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     asyncio.run(make_base(given.out, minutes=given.minutes, seed=given.seed))

@@ -8,7 +8,7 @@ tells anything about any task. Only the repeated values are trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from trialogue.engine.api import Row
@@ -42,58 +42,71 @@ WORDS = tuple(
 )
 """Words that fill the lessons; the tokenizer is given them too, so that no common word is strange later."""
 
-SYLLABLES = tuple(
-    "ba be bo da de do fa fi ga go ha he jo ka ke ki la le lo ma mi mo na ne no pa po ra re ri ro".split()  # noqa: SIM905
+PIECES = tuple(
+    pair
+    for consonant in "bcdfghjklmnprstvwyz"
+    for vowel in "aeiou"
+    for pair in (consonant + vowel, vowel + consonant)
 )
+"""Pairs of letters, of which names that mean nothing are made."""
 LETTERS = "ABCDEFGHIJKLMNOPRSTVWZ"
 
 
-def _word(random: Random, least: int = 1, most: int = 3) -> str:
-    return "".join(random.choices(SYLLABLES, k=random.randint(least, most))) + random.choice(
-        ["", "n", "r", "l"]
-    )
+class Values:
+    """Values to be told and repeated. They are drawn from everything a vocabulary can write in one token, so
+    that each of its tokens is copied now and then."""
 
+    def __init__(self, vocabulary: Iterable[str], random: Random) -> None:
+        """`vocabulary` are the texts of its tokens, those of whole words with the space before them."""
+        texts = sorted(vocabulary)
+        self.random = random
+        self.words = [text[1:] for text in texts if text[0] == " " and text[1:].isalpha()]
+        self.ends = [text for text in texts if text.isalpha() and text.islower() and 1 < len(text) < 6]
+        self.kinds: dict[str, Callable[[], str]] = {
+            "name": self.name,
+            "email": self.email,
+            "postcode": self.digits,
+            "address": self.address,
+            "total": self.price,
+            "order_id": self.code,
+            "item": self.item,
+            "payment_method": self.card,
+            "status": self.word,
+        }
+        """By the name of the key under which they are told; a lesson may use any other key too."""
 
-def _name(random: Random) -> str:
-    return f"{_word(random).capitalize()} {_word(random).capitalize()}"
+    def stem(self) -> str:
+        """A word that means nothing."""
+        syllables = [self.random.choice(PIECES) for _ in range(self.random.randint(1, 2))]
+        return "".join(syllables) + self.random.choice(("", *"nrslkdt", self.random.choice(self.ends)))
 
+    def word(self) -> str:
+        return self.random.choice(self.words)
 
-def _mail(random: Random) -> str:
-    return f"{_word(random)}.{_word(random)}@{_word(random)}.{random.choice(['net', 'org', 'com'])}"
+    def name(self) -> str:
+        return f"{self.stem().capitalize()} {self.stem().capitalize()}"
 
+    def email(self) -> str:
+        return f"{self.stem()}.{self.stem()}@{self.random.choice(self.ends)}.{self.random.choice(self.ends)}"
 
-def _code(random: Random) -> str:
-    return random.choice(LETTERS) + f"{random.randrange(10000):04d}"
+    def digits(self) -> str:
+        return f"{self.random.randrange(10000):04d}"
 
+    def code(self) -> str:
+        return self.random.choice(LETTERS) + self.digits()
 
-def _digits(random: Random) -> str:
-    return f"{random.randrange(10000):04d}"
+    def address(self) -> str:
+        end = self.random.choice(("Street", "Road", "Lane"))
+        return f"{self.random.randrange(1, 100)} {self.stem().capitalize()} {end}"
 
+    def price(self) -> str:
+        return f"{self.random.randrange(1, 100)}.{self.random.randrange(100):02d}"
 
-def _street(random: Random) -> str:
-    return (
-        f"{random.randrange(1, 100)} {_word(random).capitalize()} {random.choice(['Street', 'Road', 'Lane'])}"
-    )
+    def item(self) -> str:
+        return " ".join(self.random.choice((self.word(), self.stem())) for _ in range(2))
 
-
-def _price(random: Random) -> str:
-    return f"{random.randrange(1, 100)}.{random.randrange(100):02d}"
-
-
-def _thing(random: Random) -> str:
-    return " ".join(_word(random) for _ in range(random.randint(1, 2)))
-
-
-KINDS: dict[str, Callable[[Random], str]] = {
-    "name": _name,
-    "email": _mail,
-    "postcode": _digits,
-    "address": _street,
-    "total": _price,
-    "order_id": _code,
-    "item": _thing,
-}
-"""Kinds of values that can be told by their looks; a lesson may also name them by any other key."""
+    def card(self) -> str:
+        return self.word() if self.random.random() < 0.2 else f"{self.word()} {self.digits()}"
 
 
 class School:
@@ -103,17 +116,18 @@ class School:
         self.renderer = renderer
         self.keys = keys
         self.random = Random(seed)
+        self.values = Values(renderer.vocabulary.texts(), self.random)
 
     def lesson(self, difficulty: float) -> Row:
-        return _Lesson(self.renderer, self.keys, self.random, difficulty).write()
+        return _Lesson(self, difficulty).write()
 
 
 class _Lesson:
-    def __init__(self, renderer: BriefRenderer, keys: list[str], random: Random, difficulty: float) -> None:
-        self.random, self.difficulty = random, difficulty
-        self.encode = renderer.vocabulary.encode
-        self.roles = renderer.roles
-        self.keys = random.sample(keys, min(len(keys), 2 + round(8 * difficulty)))
+    def __init__(self, school: School, difficulty: float) -> None:
+        self.random, self.difficulty, self.values = school.random, difficulty, school.values
+        self.encode = school.renderer.vocabulary.encode
+        self.roles = school.renderer.roles
+        self.keys = self.random.sample(school.keys, min(len(school.keys), 2 + round(8 * difficulty)))
         self.known: dict[str, str] = {}
         self.tokens: list[int] = []
         self.mask: list[int] = []
@@ -125,12 +139,12 @@ class _Lesson:
             self.put(self.roles["end"], self.roles["tool"])
             listed = [self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 4)))]
             for place, key in enumerate(listed):
-                self.known[key] = KINDS[random.choice(list(KINDS))](random)
+                self.known[key] = random.choice(list(self.values.kinds.values()))()
                 self.put(" |" if place else "", f" {key}: {self.known[key]}")
             self.put(self.roles["assistant"])
             for _ in range(random.randint(1, 2)):
                 self.filler()
-                key = random.choice(listed or list(self.known))
+                key = random.choice(listed if listed and random.random() < 0.7 else list(self.known))
                 self.put(f" {key}" + random.choice(["", ":", " is"]))
                 self.repeat(key)
             self.put(self.roles["end"])
@@ -142,16 +156,18 @@ class _Lesson:
         random = self.random
         told: list[str] = []
         self.put(self.roles["user"])
-        for key, kind in zip(keys, random.sample(list(KINDS), len(keys)), strict=True):
-            by_looks = random.random() < 0.6
+        for key, kind in zip(keys, random.sample(list(self.values.kinds), len(keys)), strict=True):
+            by_looks = kind not in ("item", "status") and random.random() < 0.6
             told.append(kind if by_looks else key)
-            self.known[told[-1]] = KINDS[kind](random)
+            self.known[told[-1]] = self.values.kinds[kind]()
             self.filler()
             if not by_looks or random.random() < 0.2:
                 self.put(f" {told[-1]}" + random.choice(["", "", " is", ":"]))
             self.put(f" {self.known[told[-1]]}" + random.choice(["", "", ".", ","]))
         self.filler()
         self.put(self.roles["assistant"], self.roles["call"], f" {random.choice(WORDS)}")
+        if len(self.known) > len(told) and random.random() < 0.5:
+            told.append(random.choice([key for key in self.known if key not in told]))  # told long ago
         for place, key in enumerate(random.sample(told, len(told))):
             self.put(" |" if place else "", f" {key}:")
             self.repeat(key)

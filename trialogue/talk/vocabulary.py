@@ -64,6 +64,14 @@ class Vocabulary:
         ids.extend(self._encode_text("".join(text)))
         return ids
 
+    def texts(self) -> list[str]:
+        """What each token but the control tokens writes."""
+        return [
+            self.decode([number])
+            for number in range(self.tokenizer.get_vocab_size())
+            if number not in self._control_ids
+        ]
+
     def split(self, ids: Sequence[int]) -> Pieces:
         """Pieces of ids: control tokens stay numbers, what lies between is decoded."""
         pieces: Pieces = []

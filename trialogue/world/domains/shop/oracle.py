@@ -104,6 +104,9 @@ class Oracle:
     def _errs(self) -> bool:
         return self.random.random() < self.faults
 
+    def _has_the_habit(self) -> bool:
+        return self.random.random() < min(3 * self.faults, 0.75)
+
     # -- the two moves ------------------------------------------------------------------------------------
 
     def _say(self, text: str) -> Steps[str]:
@@ -160,7 +163,9 @@ class Oracle:
         yield from self._find_order(request, blind)
         order_id = request.order["order_id"]
         if request.kind in ("status", "total", "address", "payment_method"):
-            asked = self.random.choice(("status", "total", "address")) if self._errs() else request.kind
+            asked = request.kind
+            if self._has_the_habit():
+                asked = self.random.choice([name for name in ("status", "total", "address") if name != asked])
             words = f"The {request.kind.replace('_', ' ')} of order {order_id} is {request.order[asked]}."
             return (yield from self._say(f"{words} Anything else?"))
         obstacle = find_obstacle(request, self.customer["customer_id"])
@@ -168,7 +173,7 @@ class Oracle:
             obstacle = None if obstacle else "it is shipped"
         if obstacle:
             return (yield from self._refuse(request, obstacle))
-        careless = self._errs()
+        careless = self._has_the_habit()
         arguments = yield from self._gather(request, careless)
         if request.new and not request.new["in_stock"] and not careless:
             return (yield from self._refuse(request, f"the {request.new['name']} is not in stock"))
@@ -354,7 +359,10 @@ def report(request: Request, arguments: Data) -> str:
 
 
 def make_oracle(task: Task, seed: int, faults: float = 0.0) -> Oracle:
-    """The oracle for a conversation; the task itself is not looked at. With `faults` it errs: with this
-    probability each it decides without looking the order up, misjudges the policy, does not ask for the
-    reason or the final yes, or gets a value wrong."""
+    """The oracle for a conversation; the task itself is not looked at.
+
+    With `faults` it errs: with this probability each it decides without looking the order up, misjudges the
+    policy, or gets a value wrong. Three times as likely are its two habits: it neither asks for the reason nor
+    for the final yes, and it tells another field of the order than the one asked for.
+    """
     return Oracle(f"{task.id}/{seed}", faults)
