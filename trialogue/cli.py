@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_corpus import synthesize_verb
+from trialogue.cli_corpus import draft_verb, synthesize_verb
 from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
 
 
@@ -473,13 +473,26 @@ def view_verb(
 
 
 @main.command("config")
-@click.argument("verb", required=False, type=click.Choice(["eval", "synthesize", "sft", "train"]))
+@click.argument("verb", required=False, type=click.Choice(["draft", "eval", "synthesize", "sft", "train"]))
 @JSON
 def config_verb(verb: str | None, as_json: bool) -> None:
     """List every setting of a VERB, or of all: key, default and meaning."""
-    from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig, list_keys
+    from trialogue.config import (
+        DraftConfig,
+        EvalConfig,
+        SftConfig,
+        SynthesizeConfig,
+        TrainConfig,
+        list_keys,
+    )
 
-    kinds = {"eval": EvalConfig, "synthesize": SynthesizeConfig, "sft": SftConfig, "train": TrainConfig}
+    kinds = {
+        "draft": DraftConfig,
+        "eval": EvalConfig,
+        "synthesize": SynthesizeConfig,
+        "sft": SftConfig,
+        "train": TrainConfig,
+    }
     keys = {name: list(list_keys(kind)) for name, kind in kinds.items() if verb in (None, name)}
     if as_json:
         print_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
@@ -491,7 +504,7 @@ def config_verb(verb: str | None, as_json: bool) -> None:
             click.echo(f"    {' '.join(key.meaning.split())}")
 
 
-for verb in (synthesize_verb,):
+for verb in (draft_verb, synthesize_verb):
     main.add_command(verb)
 
 

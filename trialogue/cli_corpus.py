@@ -11,6 +11,53 @@ import click
 from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
 
 
+@click.command("draft")
+@click.argument("folder")
+@SETTINGS
+@click.option("--brief", help="A file that says what a new scenario is about.")
+@click.option("--model", "drafter", help="Who drafts: openai:NAME.")
+@click.option("--tasks", "wanted", type=click.IntRange(0), help="Tasks to draft, besides those there are.")
+@JSON
+def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Draft a scenario into FOLDER with a language model; or further tasks, where it is there already.
+
+    \b
+    trialogue draft library --brief brief.md --model openai:gpt-4.1 --tasks 20
+    trialogue draft my_mcp_server --model openai:gpt-4.1 --tasks 50
+    """
+    import asyncio
+    import json
+
+    from trialogue.config import DraftConfig, load_config
+    from trialogue.errors import ConfigError
+    from trialogue.learn.draft import draft
+    from trialogue.talk.model import close_source
+    from trialogue.talk.openai import OpenAIModel
+
+    keys = {"brief": "brief", "drafter": "drafter.model", "wanted": "tasks"}
+    overrides = [f"{keys[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    config = load_config(DraftConfig, None, [f"folder={json.dumps(folder)}", *overrides, *settings])
+    kind, _, name = config.drafter.model.partition(":")
+    if kind != "openai" or not name:
+        raise ConfigError("a scenario is drafted by a language model: --model openai:NAME")
+
+    async def work() -> dict[str, Any]:
+        model = OpenAIModel(name, "user", config.drafter, config.reply_tokens, config.seed)
+        try:
+            return await draft(config, model, lambda text: click.echo(text, err=True))
+        finally:
+            await close_source(model)
+
+    result = asyncio.run(work())
+    if as_json:
+        print_json(result)
+        return
+    click.echo(
+        f"{result['folder']}: {result['tools']} tools, {result['tasks']} tasks; read and correct it, then"
+    )
+    click.echo(f"  trialogue check {folder}")
+
+
 @click.command("synthesize")
 @click.argument("domain", required=False)
 @SETTINGS

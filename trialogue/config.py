@@ -228,6 +228,8 @@ class TrainConfig(Section):
     """Seed of every random choice."""
     learner: Learner = Learner()
     user: Speaker = Speaker(model="agenda")
+    simulator: Speaker = Speaker()
+    """Who answers for the tools of a drafted scenario."""
     tasks: Tasks = Tasks(split="train")
     limits: Limits = Limits(reply_tokens=64, context_tokens=1024)
     rollout: Rollout = Rollout(concurrency=128)
@@ -293,6 +295,8 @@ class EvalConfig(Section):
     user: Speaker = Speaker(model="agenda")
     judge: Speaker = Speaker()
     """Who judges what only a reader can, where a benchmark asks for it; left out where empty."""
+    simulator: Speaker = Speaker()
+    """Who answers for the tools of a drafted scenario."""
     tasks: Tasks = Tasks()
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
@@ -350,11 +354,31 @@ class SynthesizeConfig(Section):
     user: Speaker = Speaker(model="agenda")
     judge: Speaker = Speaker()
     """Who reads what was verified and scores it by a rubric; nobody where empty."""
+    simulator: Speaker = Speaker()
+    """Who answers for the tools of a drafted scenario."""
     tasks: Tasks = Tasks(split="train")
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
     synthesize: Synthesis = Synthesis()
     run: RunSettings = RunSettings()
+
+
+class DraftConfig(Section):
+    """Everything `draft` can be told."""
+
+    folder: str = ""
+    """Where the scenario is or shall be."""
+    brief: str | None = None
+    """A file that says what a new scenario is about."""
+    tasks: int = Field(default=10, ge=0)
+    """Tasks to draft, besides those that are there."""
+    repairs: int = Field(default=3, ge=0)
+    """How often a draft that cannot be used is asked for again."""
+    seed: int = 0
+    """Seed of every random choice."""
+    drafter: Speaker = Speaker(timeout=300.0)
+    reply_tokens: int = Field(default=8192, ge=256)
+    """Tokens in one draft."""
 
 
 C = TypeVar("C", bound=Section)

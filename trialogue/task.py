@@ -27,6 +27,13 @@ class Assertion(Call):
     value: bool = True
 
 
+class Check(Call):
+    """A call made when the conversation is over, whose result must match."""
+
+    matches: str
+    """A regular expression, looked for anywhere in the result."""
+
+
 class Setup(Frozen):
     """How the world differs from the domain's base when this conversation opens."""
 
@@ -46,6 +53,8 @@ class Expected(Frozen):
     say: tuple[str | tuple[str, ...], ...] = ()
     """Things the agent must tell the user; a tuple lists wordings of which one suffices."""
     assertions: tuple[Assertion, ...] = ()
+    checks: tuple[Check, ...] = ()
+    """For worlds that are not ours, such as an MCP server: asked of its tools at the end."""
     nothing: bool = False
     """True where doing and saying nothing at all is right (otherwise `check` complains)."""
 

@@ -65,6 +65,8 @@ class Turn(Frozen):
     finish: Finish = "stop"
     failed: bool = False
     """On a tool's result: the tool refused or the call was malformed."""
+    changes: dict[str, Any] = {}
+    """On a simulated tool's result: what it changed, table by table, record by record."""
     usage: Usage | None = None
     model: str | None = None
     """Which model spoke, where it is not the same for the whole run."""

@@ -30,8 +30,9 @@ from trialogue.score.evaluate import in_order
 from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
 from trialogue.score.verify import verify
-from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource, close_source
+from trialogue.talk.find import equip, find_model
+from trialogue.talk.model import close_source
+from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.talk.users import user_prompt
 from trialogue.task import Expected, Task
@@ -42,6 +43,8 @@ from trialogue.world.find import find_domain
 Watch = Callable[[int, int, int], None]
 """Told after each conversation how many were held, how many of them are verified, and how many are wanted."""
 FILE = "trajectories/synthesize.jsonl"
+TOLD = 256
+"""From how many tasks the prompts are collected: there may be many, and all are told the same."""
 
 
 async def synthesize(
@@ -55,20 +58,21 @@ async def synthesize(
     began = monotonic()
     if resume is not None:
         config = read_config(SynthesizeConfig, resume)
-    domain = find_domain(config.domain, config.data)
+    domain = equip(find_domain(config.domain, config.data), config.simulator, config.limits, config.seed)
     workshop = Workshop(config, domain)
     agent = find_model(config.agent, "agent", domain, config.limits, config.seed)
     user = find_model(config.user, "user", domain, config.limits, config.seed)
     judge = (
         find_model(config.judge, "user", domain, config.limits, config.seed) if config.judge.model else None
     )
-    made: list[ModelSource] = [agent, user, *([judge] if judge is not None else [])]
+    made = [source for source in (agent, user, judge, domain.tool_model) if source is not None]
     if resume is not None:
         run = Run.resume(resume, "synthesize")
         for item in read_trajectories(resume / FILE) if (resume / FILE).exists() else ():
             workshop.take(item)
     else:
         run = Run.create(config.run, "synthesize", config.domain, config, config.seed)
+        run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
     verdicts = Verdicts(run.path)
 
     def keep(item: Trajectory) -> None:
@@ -248,16 +252,16 @@ class Workshop:
         config = self.config
         environment = self.domain.open(item.task)
         tools = [tool.schema for tool in environment.tools.values()]
-        spent = {
-            side: to_cost(item, side, speaker)
-            for side, speaker in (("agent", config.agent), ("user", config.user))
-        }
+        speakers = {"agent": config.agent, "user": config.user, "tools": config.simulator}
+        spent = {who: to_cost(item, who, speaker) for who, speaker in speakers.items()}
         known = [each["cost"] for each in spent.values() if each["cost"] is not None]
         return {
             "source": self.domain.source,
             "domain": self.domain.reference or self.domain.name,
             "agent": config.agent.model,
             "user": config.user.model,
+            "tools": config.simulator.model or self.domain.source,
+            "judge": config.judge.model,
             "seed": item.seed,
             "prompts": {
                 "policy": to_hash(environment.policy),
@@ -274,9 +278,10 @@ def to_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def to_cost(item: Trajectory, side: str, speaker: Speaker) -> dict[str, Any]:
-    """Tokens and money one side of a conversation took."""
-    usages = [turn.usage for turn in item.turns if turn.side == side and turn.usage is not None]
+def to_cost(item: Trajectory, who: str, speaker: Speaker) -> dict[str, Any]:
+    """Tokens and money that one side of a conversation, or its simulated tools, took."""
+    said = [("tools" if turn.message.role == "tool" else turn.side, turn.usage) for turn in item.turns]
+    usages = [usage for side, usage in said if side == who and usage is not None]
     prompt = sum(usage.prompt for usage in usages)
     completion = sum(usage.completion for usage in usages)
     price = speaker.price

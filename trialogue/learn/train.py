@@ -26,6 +26,7 @@ from trialogue.run import Run, read_config, read_lines
 from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import summarize
 from trialogue.score.reward import grade
+from trialogue.talk.find import equip
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
@@ -42,11 +43,13 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     """Train and return the run directory. Stopped by Ctrl-C it saves, and `resume` goes on exactly there."""
     if resume is not None:
         config = read_config(TrainConfig, resume)
-    domain = find_domain(config.domain, config.data)
+    domain = equip(find_domain(config.domain, config.data), config.simulator, config.limits, config.seed)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
     cast = find_cast(config.user, config.audit, domain, config.limits, config.seed)
+    if domain.tool_model is not None:
+        cast.made.append(domain.tool_model)
     learner = load_learner(config.learner, config.seed)
     reference = load_learner(config.learner, config.seed) if config.loss.kl else None
     if resume is not None:

@@ -29,7 +29,7 @@ from trialogue.run import (
 from trialogue.score.cast import find_cast
 from trialogue.score.metrics import Price, add_judge, summarize
 from trialogue.score.reward import grade
-from trialogue.talk.find import find_model
+from trialogue.talk.find import equip, find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
@@ -76,7 +76,7 @@ async def evaluate(
     if resume is not None:
         read_about(resume)
         config = read_config(EvalConfig, resume)
-    domain = find_domain(config.domain, config.data)
+    domain = equip(find_domain(config.domain, config.data), config.simulator, config.limits, config.seed)
     tasks = find_tasks(domain, config)
     marks = read_marks(Path(config.agent.model))
     if marks:
@@ -87,6 +87,8 @@ async def evaluate(
     if given is None:
         cast.made.append(agent)
     judge = None
+    if domain.tool_model is not None:
+        cast.made.append(domain.tool_model)
     if config.judge.model:
         judge = find_model(config.judge, "user", domain, config.limits, config.seed)
         cast.made.append(judge)

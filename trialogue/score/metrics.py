@@ -205,7 +205,12 @@ def _to_spending(usage: Sequence[Usage], price: Price) -> dict[str, Any]:
 
 def spend(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
     """What one side used: model calls, tokens, money where its price is known, and seconds."""
-    usage = [turn.usage for item in trajectories for turn in item.turns if turn.side == side and turn.usage]
+    usage = [
+        turn.usage
+        for item in trajectories
+        for turn in item.turns
+        if turn.side == side and turn.usage and turn.message.role != "tool"
+    ]
     return {
         **_to_spending(usage, books.prices.get(side)),
         "seconds": round(sum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),

@@ -12,7 +12,7 @@ from trialogue.config import EvalConfig
 from trialogue.errors import ConfigError, TrialogueError
 from trialogue.score.evaluate import find_tasks
 from trialogue.score.reward import grade, regrade
-from trialogue.talk.find import find_model
+from trialogue.talk.find import equip, find_model
 from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model
 from trialogue.talk.party import Party
@@ -65,6 +65,7 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     """Hold the conversation. A person who leaves raises KeyboardInterrupt."""
     other: Side = "user" if person.side == "agent" else "agent"
     speaker = config.user if other == "user" else config.agent
+    domain = equip(domain, config.simulator, config.limits, config.seed)
     opposite = find_model(speaker, other, domain, config.limits, config.seed)
 
     def sit(task: Task, seed: int) -> Model:
@@ -76,6 +77,8 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     )
     person.show(Party(person.side, person, "", {}).sees(trajectory.turns))
     environment = domain.open(task)
+    if environment.remote:
+        return Played(trajectory, [])
     again, _ = regrade(trajectory, environment)
     if iscoroutine(again):  # a judge has spoken already; here only what was changed is of interest
         again.close()

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Iterable
+from inspect import isawaitable
+from typing import Any, cast
 
 from trialogue.errors import GradeError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.task import Assertion, Task
 from trialogue.trajectory import Difference, Reward, Trajectory
 from trialogue.world.domain import Environment
+from trialogue.world.tools import ToolResult, shorten
 
 _SHOWN = 8
 """How many differences a reward lists as evidence."""
@@ -27,7 +30,8 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
     is_capped = trajectory.end == "max_turns" and not environment.domain.grade_at_cap
     if is_capped or trajectory.end == "too_long":
         return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded",))
-    return (environment.domain.reward or outcome)(task, trajectory, environment)
+    usual = checked_outcome if task.expected.checks else outcome
+    return (environment.domain.reward or usual)(task, trajectory, environment)
 
 
 def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
@@ -36,12 +40,15 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
     why: list[str] = []
     wrong: tuple[Difference, ...] = ()
     expected = task.expected
-    if not (expected.calls or expected.say or expected.assertions or expected.nothing):
+    known = (expected.calls, expected.say, expected.assertions, expected.checks, expected.nothing)
+    if not any(known):
         raise GradeError(
-            f"task {task.id} expects nothing: give it gold calls, things to say or assertions, or say that "
-            "nothing is to be done with expected.nothing = true"
+            f"task {task.id} expects nothing: give it gold calls, things to say, assertions or checks, or "
+            "say that nothing is to be done with expected.nothing = true"
         )
-    if expected.calls or not expected.assertions:
+    if environment.remote and expected.calls:
+        raise GradeError(f"task {task.id}: gold calls cannot be carried out outside; write expected.checks")
+    if not environment.remote and (expected.calls or not expected.assertions):
         gold = reach_gold(environment)
         parts["database"] = float(environment.digest() == gold.digest())
         if not parts["database"]:
@@ -70,6 +77,20 @@ def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Rew
     for part in parts.values():
         value *= part
     return Reward(value=value, parts=parts, why=tuple(why), differences=wrong)
+
+
+async def checked_outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+    """The outcome, and besides that every check of the task finds what it looks for."""
+    reward = outcome(task, trajectory, environment)
+    wrong: list[str] = []
+    for check in task.expected.checks:
+        asked: Any = environment.call(check.name, check.arguments, check.side)
+        result = cast("ToolResult", await asked if isawaitable(asked) else asked)
+        if result.failed or not re.search(check.matches, result.text):
+            wrong.append(f"check: {check.name} should match {check.matches!r}, is {shorten(result.text)!r}")
+    parts = {**reward.parts, "checks": float(not wrong)}
+    why = tuple(wrong) if reward.value >= 1 and wrong else (*reward.why, *wrong)
+    return Reward(value=reward.value * (not wrong), parts=parts, why=why)
 
 
 def reach_gold(environment: Environment) -> Environment:
@@ -136,6 +157,10 @@ def regrade(
     mismatches: list[str] = []
     if trajectory.end == "error":
         return None, mismatches
+    if environment.remote:
+        raise GradeError(
+            f"the tools of {environment.domain.name} answer from outside; nothing can be repeated"
+        )
     waiting: list[ToolCall] = []
     for turn in trajectory.turns[len(environment.history) :]:  # a history is already carried out
         waiting += turn.message.tool_calls

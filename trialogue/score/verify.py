@@ -8,6 +8,7 @@ The checks understand plain English sentences; where a policy does not ask for a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +16,7 @@ from inspect import iscoroutine
 from typing import Any, Literal, cast
 
 from trialogue.config import Synthesis
-from trialogue.errors import GradeError
+from trialogue.errors import DomainError, GradeError
 from trialogue.messages import Frozen, ToolCall
 from trialogue.score.audit import audit
 from trialogue.score.grounds import Grounds, find_leaves
@@ -33,6 +34,7 @@ from trialogue.talk.agenda import (
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.database import canonical
 from trialogue.world.domain import Domain, Environment
+from trialogue.world.simulated import SimulatedEnvironment
 from trialogue.world.tools import Tool, shorten
 
 Check = Literal[
@@ -44,6 +46,7 @@ Check = Literal[
     "premature stop",
     "repeated call",
     "user",
+    "simulation",
     "replay",
     "outcome",
 ]
@@ -71,7 +74,9 @@ def verify(trajectory: Trajectory, domain: Domain, free_text: Sequence[str] = FR
         Flaw(check="user", turn=finding.turn, text=f"{finding.kind}: {finding.evidence}")
         for finding in audit(domain, trajectory)
     ]
-    if not environment.remote:
+    if isinstance(environment, SimulatedEnvironment):
+        found += find_simulation_problems(trajectory, environment)
+    elif not environment.remote:
         found += find_replay_problems(trajectory, environment)
     return sorted(found, key=lambda flaw: flaw.turn)
 
@@ -93,6 +98,27 @@ def find_replay_problems(trajectory: Trajectory, environment: Environment) -> It
     if value is not None and value < 1:
         why = "; ".join(getattr(reward, "why", ()))
         yield Flaw(check="outcome", turn=last, text=f"the outcome is worth {value:g}: {why}")
+
+
+def find_simulation_problems(trajectory: Trajectory, environment: SimulatedEnvironment) -> Iterator[Flaw]:
+    """What simulated tools said against the database they answer from."""
+    steps = environment.retrace(trajectory)
+    last = len(trajectory.turns) - 1
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration:
+            return
+        except DomainError as error:
+            yield Flaw(check="simulation", turn=last, text=str(error))
+            return
+        grounds = Grounds()
+        for known in (step.before, step.after, step.arguments):
+            grounds.add_text(json.dumps(known, ensure_ascii=False))
+        if not step.observed.failed:
+            for value in grounds.find_unknown_values(step.observed.message.content):
+                text = f"{step.name} returned {value}, which is neither in the database nor in the call"
+                yield Flaw(check="simulation", turn=step.turn, text=text)
 
 
 _DEMANDS = re.compile(
@@ -321,8 +347,6 @@ def find_schema_faults(tool: Tool, arguments: dict[str, Any]) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _find_validator(parameters: str) -> Any:
-    import json
-
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(json.loads(parameters))

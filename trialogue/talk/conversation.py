@@ -93,7 +93,16 @@ async def converse(
             result = await settle(environment.call(call.name, call.arguments, speaker.side))
             observed = Message(role="tool", content=result.text, tool_call_id=call.id)
             seconds = perf_counter() - started
-            turns.append(Turn(side=speaker.side, message=observed, failed=result.failed, seconds=seconds))
+            turns.append(
+                Turn(
+                    side=speaker.side,
+                    message=observed,
+                    failed=result.failed,
+                    changes=result.changes,
+                    usage=result.usage,
+                    seconds=seconds,
+                )
+            )
             observations += 1
             failures = failures + 1 if result.failed else 0
             if result.ends:

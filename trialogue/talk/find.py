@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from trialogue.config import Limits, Speaker
@@ -49,6 +50,17 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
 
         return load_local(path, speaker, limits, seed)
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}")
+
+
+def equip(domain: Domain, simulator: Speaker, limits: Limits, seed: int = 0) -> Domain:
+    """The domain with a model that answers for its tools, where they are simulated."""
+    if domain.source != "simulated":
+        return domain
+    if not simulator.model:
+        raise ConfigError(
+            f"the tools of {domain.name} are simulated: say by whom, with simulator.model=openai:NAME"
+        )
+    return replace(domain, tool_model=find_model(simulator, "user", domain, limits, seed))
 
 
 def _gold(side: Side, domain: Domain) -> ModelSource:

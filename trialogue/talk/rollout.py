@@ -150,6 +150,7 @@ async def attempt(
     failure: tuple[str, Blame] | None = None
     findings: Sequence[Finding] = ()
     clock = asyncio.timeout(limits.seconds)
+    environment: Environment | None = None
     try:
         async with clock:
             transcript.acting = "tool"
@@ -182,6 +183,9 @@ async def attempt(
             text = f"the conversation took longer than {limits.seconds:g} s"
         failure = clean_text(text), find_blame(error, transcript.acting)
         reward = None
+    finally:
+        if environment is not None:
+            await environment.close()
     error, blame = failure or (None, "user" if findings else None)
     return Trajectory(
         id=identity,

@@ -88,6 +88,8 @@ class Domain:
     """Words of the agent that a user who opens is given to answer; the agent knows nothing of them."""
     judge: Callable[[Task, int], Any] | None = None
     """Makes the model that judges what only a reader can, where the reward asks for one."""
+    tool_model: Callable[[Task, int], Any] | None = None
+    """Makes the model that answers for tools that are simulated."""
     stop_tokens: tuple[str, ...] = (STOP,)
     stop_anywhere: bool = False
     """True ends on a stop token anywhere in the user's text; else it must close the message."""
@@ -327,6 +329,9 @@ class Environment:
     def reopen(self) -> Environment:
         """A fresh environment of the same task."""
         return Environment(self.domain, self.prepared)
+
+    async def close(self) -> None:
+        """Let go of what the conversation held open outside, such as a server."""
 
     def replay(self, calls: Iterable[tuple[str, dict[str, Any] | str, Side]]) -> list[ToolResult]:
         """Run calls one after the other."""

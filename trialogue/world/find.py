@@ -65,6 +65,14 @@ def _telling(where: str) -> Generator[None]:
 
 
 def _from_path(path: Path) -> Domain:
+    if not any(path.glob("*.py")) and (path / "server.toml").is_file():
+        from trialogue.world.mcp import load_server
+
+        return load_server(path)
+    if not any(path.glob("*.py")) and (path / "scenario.json").is_file():
+        from trialogue.world.simulated import load_scenario
+
+        return load_scenario(path)
     file = path / "__init__.py" if path.is_dir() else path
     if path.is_dir() and not file.exists():
         candidates = [path / f"{path.name}.py", path / "domain.py", *sorted(path.glob("*.py"))]

@@ -41,6 +41,10 @@ class ToolResult(NamedTuple):
     text: str
     failed: bool = False
     ends: bool = False
+    changes: dict[str, Any] = {}
+    """What a simulated tool says it changed."""
+    usage: Any = None
+    """What asking a model for the result was billed."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,363 @@
+"""MCP servers as worlds: a server's tools are the agent's, and every conversation has a server of its own.
+
+A folder with `server.toml`, `policy.md` and `tasks.jsonl` is such a domain. The server runs in a working
+directory that is made for the conversation and removed after it, with next to nothing of our environment;
+what it does wrong (refuse, hang, die, answer without end) comes back to the agent as the text of an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import tomllib
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+from pydantic import Field, ValidationError, model_validator
+
+from trialogue.errors import ConfigError, DomainError, ToolError
+from trialogue.messages import Frozen
+from trialogue.task import Side, Task
+from trialogue.world.database import Database
+from trialogue.world.domain import Domain, Environment, Prepared, from_list, read_file, read_tasks
+from trialogue.world.tools import Tool, ToolResult, clean_schema, shorten
+from trialogue.world.values import clean_text
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+FILE = "server.toml"
+FOLDER = "{folder}"
+"""Stands for the working directory in a command."""
+
+
+class Server(Frozen):
+    """How a server is reached and what it may do: the contents of `server.toml`."""
+
+    command: tuple[str, ...] = ()
+    """Program and arguments of a server on standard input and output; {folder} is its working directory."""
+    url: str | None = None
+    """Or the address of a server that speaks streamable HTTP."""
+    token_env: str | None = None
+    """Environment variable that holds a bearer token for the address."""
+    environment: dict[str, str] = {}
+    """Variables the program gets, besides PATH and a few harmless ones."""
+    pass_environment: tuple[str, ...] = ()
+    """Names of our own variables that are handed on."""
+    files: str | None = None
+    """A folder whose contents are copied into each working directory."""
+    isolation: Literal["conversation", "shared"] = "conversation"
+    """One process or session for each conversation, or one for all where the server keeps no state."""
+    start_seconds: float = Field(default=30.0, gt=0)
+    call_seconds: float = Field(default=30.0, gt=0)
+    result_characters: int = Field(default=20_000, ge=100)
+    """What is longer is cut off, and the agent is told so."""
+    tools: tuple[str, ...] = ()
+    """Only these tools of the server; all where empty."""
+    ends: tuple[str, ...] = ()
+    """Tools whose successful call ends the conversation."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Server:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either a command or a url")
+        return self
+
+
+# -- one server, running -----------------------------------------------------------------------------------
+
+
+class Session:
+    """A connection to a server, kept open by a task of its own, so that whatever goes wrong inside the client
+    ends that task and not the conversation."""
+
+    def __init__(
+        self, server: Server, beside: Path, setup: Sequence[tuple[str, dict[str, Any]]] = ()
+    ) -> None:
+        self.server = server
+        self._beside = beside
+        self._setup = setup
+        self._closing = asyncio.Event()
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._keeper = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        try:
+            async with self._connect() as client:
+                for name, arguments in self._setup:
+                    result = to_result(await client.call_tool(name, arguments), self.server.result_characters)
+                    if result.failed:
+                        raise DomainError(f"set-up call {name}: {result.text}")
+                self._client.set_result(client)
+                await self._closing.wait()
+        except Exception as error:  # noqa: BLE001 - told to whoever calls a tool; it must not end the loop
+            if not self._client.done():
+                self._client.set_exception(error)
+                self._client.exception()  # it has been seen, even if nobody calls a tool any more
+        finally:
+            if not self._client.done():
+                self._client.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _connect(self) -> AsyncGenerator[Client]:
+        from mcp import Client
+        from mcp.client.stdio import get_default_environment
+        from mcp.client.streamable_http import streamable_http_client
+
+        from trialogue.world.pipes import run_program
+
+        server = self.server
+        if server.url is not None:
+            from httpx2 import AsyncClient, Timeout
+
+            token = os.environ.get(server.token_env) if server.token_env else None
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            timeout = Timeout(server.start_seconds, read=server.call_seconds + server.start_seconds)
+            async with (
+                AsyncClient(headers=headers, timeout=timeout) as connection,
+                Client(streamable_http_client(server.url, http_client=connection)) as client,
+            ):
+                yield client
+            return
+        with tempfile.TemporaryDirectory(prefix="trialogue-mcp-", ignore_cleanup_errors=True) as above:
+            folder = Path(above) / "folder"
+            if server.files is not None:
+                shutil.copytree(self._beside / server.files, folder)
+            else:
+                folder.mkdir()
+            command = [part.replace(FOLDER, str(folder)) for part in server.command]
+            handed = {name: os.environ[name] for name in server.pass_environment if name in os.environ}
+            given = {name: value.replace(FOLDER, str(folder)) for name, value in server.environment.items()}
+            environment = {**get_default_environment(), "HOME": str(folder), **handed, **given}
+            with (Path(above) / "errors.txt").open("w+", encoding="utf-8", errors="replace") as told:
+                try:
+                    async with Client(run_program(command, environment, folder, told)) as client:
+                        yield client
+                except OSError as error:
+                    raise DomainError(f"{command[0]} cannot be started: {error}") from error
+                except Exception as error:
+                    told.seek(0)
+                    last = told.read().strip().rsplit("\n", 1)[-1]
+                    raise DomainError(f"{_tell(error)}{f' ({shorten(last)})' if last else ''}") from error
+
+    async def client(self) -> Client:
+        """The client, once the server has started."""
+        try:
+            async with asyncio.timeout(self.server.start_seconds):
+                return await asyncio.shield(self._client)
+        except TimeoutError:
+            raise DomainError(f"the server did not start within {self.server.start_seconds:g} s") from None
+        except asyncio.CancelledError:
+            if self._client.cancelled():
+                raise DomainError("the server was stopped") from None
+            raise
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool of the server. What fails is text for the agent; a server that never started is not."""
+        client = await self.client()
+        seconds = self.server.call_seconds
+        try:
+            async with asyncio.timeout(seconds + 1):  # should the client itself be stuck
+                result = await client.call_tool(name, arguments, read_timeout_seconds=seconds)
+        except TimeoutError:
+            return ToolResult(f"Error: {name} did not answer within {seconds:g} s", True)
+        except Exception as error:  # noqa: BLE001 - a server may break in any way; the agent is told
+            return ToolResult(clean_text(f"Error: {name}: {_tell(error)}"), True)
+        return to_result(result, self.server.result_characters)
+
+    async def close(self) -> None:
+        """Stop the server. Waits for it, so that no process is left behind."""
+        self._closing.set()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+
+
+def _tell(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):  # what broke inside the client's own tasks
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return shorten(str(error) or type(error).__name__)
+
+
+def to_result(result: CallToolResult, limit: int) -> ToolResult:
+    """What a server answered as text, no longer than the limit."""
+    parts: list[str] = []
+    for block in result.content:
+        text = getattr(block, "text", None)
+        if text is None:
+            text = getattr(getattr(block, "resource", None), "text", None)
+        parts.append(text if isinstance(text, str) else f"({block.type}, which cannot be shown)")
+    text = "\n".join(parts)
+    if len(text) > limit:
+        text = f"{text[:limit]}\n(cut off here: the result has {len(text)} characters, {limit} are shown)"
+    prefix = "Error: " if result.is_error and not text.startswith("Error") else ""
+    return ToolResult(clean_text(prefix + text), result.is_error)
+
+
+# -- the domain --------------------------------------------------------------------------------------------
+
+
+class Remote(Database):
+    """Stands where a domain has its database: the state itself is the server's."""
+
+
+def _call_outside(database: Any, arguments: dict[str, Any]) -> Any:
+    raise ToolError("a tool of an MCP server is called through its environment")
+
+
+@dataclass(frozen=True, eq=False)
+class McpDomain(Domain):
+    """A domain whose tools are those of an MCP server."""
+
+    server: Server = field(kw_only=True)
+    beside: Path = field(kw_only=True)
+    _shared: dict[int, tuple[asyncio.AbstractEventLoop, Session]] = field(
+        default_factory=lambda: {}, init=False, repr=False
+    )
+
+    def open(self, task: Task) -> McpEnvironment:
+        return McpEnvironment(self, Prepared(task, self.database, None))
+
+    def connect(self, task: Task) -> Session:
+        """A session for a conversation: of its own, or the one all of this event loop share."""
+        if self.server.isolation == "conversation":
+            return Session(
+                self.server, self.beside, [(call.name, call.arguments) for call in task.setup.calls]
+            )
+        loop = asyncio.get_running_loop()
+        known = self._shared.get(id(loop))
+        if known is None or known[0] is not loop:
+            known = self._shared[id(loop)] = loop, Session(self.server, self.beside)
+        return known[1]
+
+
+class McpEnvironment(Environment):
+    """One conversation with a server, which is started when the first tool is called."""
+
+    __slots__ = ("_session",)
+
+    remote: ClassVar[bool] = True
+
+    def __init__(self, domain: McpDomain, prepared: Prepared) -> None:
+        super().__init__(domain, prepared)
+        self._session: Session | None = None
+
+    def call(self, name: str, arguments: dict[str, Any] | str, side: Side = "agent") -> Any:
+        tools = self.tools if side == "agent" else self.user_tools
+        if name not in tools or isinstance(arguments, str):
+            return super().call(name, arguments, side)
+        return self._ask(tools[name], arguments)
+
+    async def _ask(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
+        if self._session is None:
+            self._session = cast("McpDomain", self.domain).connect(self.task)
+        result = await self._session.call(tool.name, arguments)
+        return result._replace(ends=tool.ends and not result.failed)
+
+    def reopen(self) -> McpEnvironment:
+        return McpEnvironment(cast("McpDomain", self.domain), self.prepared)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and session.server.isolation == "conversation":
+            await session.close()
+
+
+def load_server(beside: str | Path, **more: Any) -> McpDomain:
+    """The domain of a folder with `server.toml`, `policy.md` and `tasks.jsonl`.
+
+    The server is started once to learn its tools. `more` goes to the domain: a `reward` of one's own, say.
+    """
+    folder = Path(beside).resolve()
+    folder = folder if folder.is_dir() else folder.parent
+    name = str(more.pop("name", folder.name))
+    server = read_server(folder / FILE)
+    tools = run_aside(list_tools(server, folder))
+    database = type("Remote", (Remote,), {"__slots__": ()})
+    database.tools = tools
+    more.setdefault("reference", str(Path(beside).resolve()))
+    return McpDomain(
+        name=name,
+        policy=read_file(folder / "policy.md"),
+        database=database.load({}),
+        tasks=from_list(name, read_tasks(folder / "tasks.jsonl", name)),
+        source="mcp",
+        server=server,
+        beside=folder,
+        **more,
+    )
+
+
+def read_server(path: Path) -> Server:
+    try:
+        return Server.model_validate(tomllib.loads(read_file(path)))
+    except tomllib.TOMLDecodeError as error:
+        raise DomainError(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DomainError(f"{path}{f', {where}' if where else ''}: {first['msg']}") from None
+
+
+async def list_tools(server: Server, beside: Path) -> dict[str, Tool]:
+    """The tools a server offers. Tools it does not call read-only count as writing."""
+    try:
+        session = Session(server, beside)
+        try:
+            client = await session.client()
+            found: list[Any] = []
+            cursor: str | None = None
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                found += page.tools
+                cursor = page.next_cursor
+                if not cursor:
+                    break
+        finally:
+            await session.close()
+    except ImportError:
+        raise ConfigError("MCP servers need the package mcp: pip install 'trialogue[mcp]'") from None
+    except DomainError as error:
+        raise DomainError(f"{beside / FILE}: {error}") from None
+    tools: dict[str, Tool] = {}
+    for item in found:
+        reads = item.annotations is not None and item.annotations.read_only_hint is True
+        parameters = {"type": "object", **clean_schema(item.input_schema)}
+        tools[item.name] = Tool(
+            item.name,
+            item.description or item.name,
+            {"properties": {}, **parameters},
+            _call_outside,
+            writes=not reads,
+            ends=item.name in server.ends,
+        )
+    unknown = sorted({*server.tools, *server.ends} - set(tools))
+    if unknown:
+        raise DomainError(
+            f"{beside / FILE}: the server has no {unknown[0]}; it has {', '.join(sorted(tools))}"
+        )
+    return {name: tool for name, tool in tools.items() if not server.tools or name in server.tools}
+
+
+def run_aside(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end in a thread, whether or not an event loop is running here."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((asyncio.run(work), None))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
