@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl check clean
+.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl test-view pictures check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,13 +48,20 @@ test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few m
 test-trl: .venv-trl/.stamp ## compare our losses with TRL's, in an environment of its own
 	.venv-trl/bin/python -m pytest tests/hosts/test_trl_losses.py $(ARGS)
 
+test-view: .venv-view/.stamp .venv-view/runs/.stamp ## look at runs in Chromium: screens, keys, security, access, speed
+	TRIALOGUE_VIEW_RUNS=$(CURDIR)/.venv-view/runs PYTHONPATH=tests/hosts/view \
+	  .venv-view/bin/python -m pytest tests/hosts/view --timeout 600 $(ARGS)
+
+pictures: ## take the pictures of the documents anew
+	$(MAKE) test-view PICTURES=docs/images ARGS=tests/hosts/view/test_pictures.py
+
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv .venv-trl .mcp build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-view .mcp build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -63,6 +70,27 @@ $(STAMP): pyproject.toml constraints.txt
 	  exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# The page is looked at with the system's Chromium; where there is none, with one that playwright fetches.
+.venv-view/.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-view
+	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -e . tokenizers playwright pytest pytest-asyncio pytest-timeout
+	npm install --silent --no-audit --no-fund --prefix .venv-view axe-core@4
+	command -v chromium || command -v google-chrome || .venv-view/bin/playwright install chromium
+	@touch $@
+
+# Real runs to look at: a short cold start, a few steps of learning, an evaluation.
+.venv-view/runs/.stamp: $(STAMP)
+	rm -rf .venv-view/runs
+	$(BIN)/trialogue sft sft.count=1500 sft.faults=0.2 sft.only_successes=false "tasks.levels=[1]" \
+	  run.directory=.venv-view/runs run.name=cold
+	$(BIN)/trialogue train learner.model=.venv-view/runs/cold "tasks.levels=[1]" training.steps=4 \
+	  training.tasks_per_step=8 training.eval_every=2 training.eval_tasks=16 \
+	  run.directory=.venv-view/runs run.name=agent
+	$(BIN)/trialogue eval shop --agent oracle --user agenda --tasks 20 --trials 4 \
+	  run.directory=.venv-view/runs run.name=oracle
 	@touch $@
 
 # TRL brings a transformers of its own choice: only torch is the one the tests run with.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from pydantic import Field
+
 from trialogue.errors import Blame
 from trialogue.messages import Frozen
 from trialogue.task import Side
@@ -51,9 +53,9 @@ class Entry(Frozen):
     """Calls that were refused or malformed."""
     tokens: int = 0
     """Tokens the agent sampled."""
-    tools: dict[str, int] = {}
+    tools: dict[str, int] = Field(default_factory=dict[str, int])
     """Calls of the agent by tool."""
-    spent: dict[Side, Spent] = {}
+    spent: dict[Side, Spent] = Field(default_factory=dict[Side, Spent])
     says: str = ""
     """How the user begins."""
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from trialogue.view.export import MODULES
 from trialogue.view.records import RunRecords
 from trialogue.view.server import PageServer, open_server, read_page
 
@@ -229,6 +231,18 @@ def test_the_page_asks_nobody_else() -> None:
         links = text.replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in links, name
         assert "https://" not in links, name
+
+
+def test_the_modules_can_stand_in_one_script() -> None:
+    """An export lays them end to end: no two may give a name to something at their top level."""
+    page = read_page()
+    assert set(MODULES) == {name for name in page if name.endswith(".js")}
+    pattern = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
+    names = [name for module in MODULES for name in pattern.findall(page[module].decode())]
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
+    for number, module in enumerate(MODULES):
+        for needed in re.findall(r'from "\./(\w+\.js)"', page[module].decode()):
+            assert needed in MODULES[:number], f"{module} needs {needed}, which stands after it"
 
 
 # -- a run that grows, and one whose index is not right ------------------------------------------------------

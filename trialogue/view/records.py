@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple, cast
@@ -62,6 +63,7 @@ class Place(NamedTuple):
     step: int | None
 
 
+@lru_cache(maxsize=4096)
 def to_place(file: str) -> Place:
     """`step-000012` is step 12 of the training, `eval-000010` the evaluation after step 10."""
     found = re.fullmatch(r"(.+)-(\d+)", file)

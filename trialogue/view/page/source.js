@@ -42,7 +42,7 @@ function choose(query) {
   return order.startsWith("-") ? rows.reverse() : rows;
 }
 
-const OUTCOMES = { won: (r) => r !== null && r >= 1 - 1e-6, lost: (r) => r !== null && r <= 0, none: (r) => r === null, between: (r) => r !== null && r > 0 && r < 1 - 1e-6 };
+const REWARDS = { won: (r) => r !== null && r >= 1 - 1e-6, lost: (r) => r !== null && r <= 0, none: (r) => r === null, between: (r) => r !== null && r > 0 && r < 1 - 1e-6 };
 const TESTS = {
   part: (row, value) => row.part === value,
   step: (row, value) => String(row.step) === value,
@@ -50,8 +50,8 @@ const TESTS = {
   blame: (row, value) => row.blame === value,
   family: (row, value) => row.family === value,
   level: (row, value) => String(row.level) === value,
-  reward: (row, value) => OUTCOMES[value]?.(row.reward),
+  reward: (row, value) => REWARDS[value]?.(row.reward),
   task: (row, value) => row.task.toLowerCase().includes(value.toLowerCase()),
-  lost: (row) => !row.group.some(([, reward]) => OUTCOMES.won(reward)),
+  lost: (row) => !row.group.some(([, reward]) => REWARDS.won(reward)),
   text: (row, value) => JSON.stringify(baked.conversations[row.id]?.trajectory.turns ?? "").toLowerCase().includes(JSON.stringify(value).slice(1, -1).toLowerCase()),
 };

@@ -1,0 +1,50 @@
+"""Each screen in both colours and narrow: what axe finds, and that nothing sticks out at 800 pixels."""
+
+import pytest
+from looking import Site, find_runs, go
+from playwright.sync_api import Browser, Page
+
+AXE = find_runs().parent / "node_modules" / "axe-core" / "axe.min.js"
+SCREENS = ["runs", "run", "evaluation", "conversation", "tokens", "compare"]
+
+
+def to_address(site: Site, screen: str) -> str:
+    identity = site.find_group()["id"]
+    return {
+        "runs": site.address,
+        "run": site.to("agent"),
+        "evaluation": site.to("oracle"),
+        "conversation": site.to("agent", identity),
+        "tokens": site.to("agent", identity, view="tokens"),
+        "compare": site.to("agent", identity, view="compare"),
+    }[screen]
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_axe_finds_nothing(browser: Browser, site: Site, screen: str, colours: str) -> None:
+    context = browser.new_context(
+        color_scheme="dark" if colours == "dark" else "light",
+        viewport={"width": 1280, "height": 900},
+        bypass_csp=True,  # for axe itself, which is put into the page
+    )
+    page = context.new_page()
+    go(page, to_address(site, screen))
+    page.add_script_tag(path=AXE)
+    found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
+    problems = [
+        f"{item['id']}: {item['help']}: {node['html'][:160]} {node['failureSummary'][:200]}"
+        for item in found["violations"]
+        for node in item["nodes"][:3]
+    ]
+    assert found["passes"]
+    assert not problems, "\n".join(problems)
+    context.close()
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_readable_at_800_pixels(page: Page, site: Site, screen: str) -> None:
+    page.set_viewport_size({"width": 800, "height": 900})
+    go(page, to_address(site, screen))
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= 800
