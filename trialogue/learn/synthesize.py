@@ -300,6 +300,7 @@ def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted)
     for split, items in parts.items():
         write_parquet(path / f"{split}.parquet", items, domain)
     wall, _ = read_seconds(path)
+    prompts = json.loads((path / "prompts.json").read_text(encoding="utf-8"))
     costs = [item.meta["provenance"]["cost"] for item in (*sifted.accepted, *sifted.rejected)]
     known = [cost for cost in costs if cost is not None]
     result = {
@@ -319,6 +320,8 @@ def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted)
         "validation": len(parts["validation"]),
         "cost": sum(known) if known else None,
         "wall_seconds": round(wall, 3),
+        "prompts": prompts["hash"],
+        "tasks_hash": prompts["tasks_hash"],
         "run": str(path),
     }
     write_json(path / "result.json", result)
