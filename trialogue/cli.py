@@ -264,10 +264,14 @@ def rollout_verb(
 @JSON
 def score_verb(path: str, domain: str | None, benchmark: str | None, data: str | None, as_json: bool) -> None:
     """Grade recorded conversations again, from a run directory or a JSONL file alone."""
+    from trialogue.errors import RunError
+
     if benchmark is not None:
         from trialogue.score.benchmarks.recorded import score_recorded
 
         graded = score_recorded(path, benchmark, data)
+        if not graded:
+            raise RunError(f"{path} holds no conversation to grade")
         if as_json:
             print_json([row.to_data() for row in graded])
             return
@@ -277,6 +281,8 @@ def score_verb(path: str, domain: str | None, benchmark: str | None, data: str |
     from trialogue.score.rescore import rescore
 
     rows = rescore(Path(path), domain, data)
+    if not rows:
+        raise RunError(f"{path} holds no conversation to grade")
     if as_json:
         print_json([row.to_data() for row in rows])
     else:

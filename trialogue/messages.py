@@ -7,6 +7,7 @@ have role `user`; `talk.party` turns them round for whoever listens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -29,9 +30,13 @@ class ToolCall(Frozen):
     arguments: dict[str, Any] | str = {}
 
     def to_openai(self) -> dict[str, Any]:
+        """The shape endpoints accept: a malformed call is told as a well-formed one, since many refuse a
+        history that holds a broken name or arguments that are no JSON."""
         arguments = self.arguments
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": text}}
+        shown = {"malformed": arguments} if isinstance(arguments, str) else arguments
+        text = json.dumps(shown, ensure_ascii=False)
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", self.name)[:64] or "unnamed"
+        return {"id": self.id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 class Message(Frozen):

@@ -88,6 +88,7 @@ class Run:
                     seed=seed,
                     state="running",
                     created=datetime.now(UTC).isoformat(timespec="seconds"),
+                    folder=str(Path.cwd()),
                     command=[Path(sys.argv[0]).name, *sys.argv[1:]],
                     versions=find_versions(),
                     **({"marks": list(marks)} if marks else {}),
@@ -270,7 +271,25 @@ def read_config(kind: type[C], path: Path) -> C:
         raise RunError(f"{path} is no run directory: it has no config.json") from None
     except ValueError as error:
         raise RunError(f"{file} is not JSON: {error}") from None
-    return to_config(kind, data, str(file))
+    folder = read_about(path).get("folder") if (path / "run.json").is_file() else None
+    return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
+
+
+_PLACES = ("domain", "data", "model", "examples")
+"""Settings that may name a file or folder."""
+
+
+def _find_again(value: Any, folder: Path, key: str = "") -> Any:
+    """Settings whose relative paths, which lead nowhere from here, are those from where the run was begun."""
+    if isinstance(value, dict):
+        return {
+            name: _find_again(inner, folder, name) for name, inner in cast("dict[str, Any]", value).items()
+        }
+    if key not in _PLACES or not isinstance(value, str):
+        return value
+    kind, sign, rest = value.rpartition(":")
+    is_elsewhere = bool(rest) and not Path(rest).expanduser().exists() and (folder / rest).exists()
+    return f"{kind}{sign}{folder / rest}" if is_elsewhere else value
 
 
 def read_about(path: Path) -> dict[str, Any]:

@@ -192,6 +192,24 @@ async def test_a_run_that_was_cut_off_is_gone_on_with(config: EvalConfig) -> Non
     assert done["conversations"] == 8
 
 
+async def test_a_run_is_gone_on_with_from_another_folder(
+    config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it names by a path is found from where it was begun."""
+    monkeypatch.chdir(tmp_path)
+    user = config.user.model_copy(update={"model": "scripted:user.jsonl"})
+    relative = config.model_copy(update={"domain": "store.py", "user": user})
+    whole = await evaluate(relative)
+    lines = (tmp_path / "runs" / "first" / "trajectories" / "eval.jsonl").read_text().splitlines(True)
+    (tmp_path / "runs" / "first" / "trajectories" / "eval.jsonl").write_text("".join(lines[:3]))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    resumed = await evaluate(relative, resume=tmp_path / "runs" / "first")
+    assert resumed["pass^1"] == whole["pass^1"] == 1.0
+    assert resumed["conversations"] == 8
+
+
 async def test_failed_conversations_are_tried_again_when_a_run_goes_on(config: EvalConfig) -> None:
     result = await evaluate(config, agent=half_right)
     again = await evaluate(config, resume=Path(result["run"]))

@@ -259,13 +259,14 @@ def test_pass_hat_k_by_hand() -> None:
     assert pass_hat(0, 4, 1) == 0
 
 
-def test_pass_hats_average_over_tasks_up_to_the_trials_all_have() -> None:
+def test_pass_hats_average_over_the_tasks_that_have_so_many_trials() -> None:
     hats = pass_hats({"a": [1, 1, 1, 1], "b": [1, 1, 0, 0], "c": [0, 0.999, 1.0, 1 - 1e-9]})
     assert list(hats) == [1, 2, 3, 4]
     assert [hats[k].value for k in hats] == pytest.approx(
         [(1 + 1 / 2 + 1 / 2) / 3, (1 + 1 / 6 * 2) / 3, 1 / 3, 1 / 3]
     )
-    assert list(pass_hats({"a": [1, 1], "b": [1]})) == [1]
+    lost = pass_hats({"a": [1, 1, 0], "b": [1, 1]})  # a lost trial takes no figure away
+    assert [interval.value for interval in lost.values()] == pytest.approx([5 / 6, 2 / 3, 0])
     assert pass_hats({}) == {}
 
 
@@ -296,5 +297,36 @@ def test_failed_conversations_are_counted_and_never_averaged() -> None:
 
 
 def test_numbers_alone_are_looked_at_whole() -> None:
+    for wording, text in SAID:
+        assert is_said(wording, text), (wording, text)
+    for wording, text in UNSAID:
+        assert not is_said(wording, text), (wording, text)
     assert is_said("15", "15 and 16")
     assert not is_said("1", "15 and 16")
+
+
+SAID = [
+    ("no", "no, sorry"),
+    ("no", "the answer is no."),
+    ("cinnamon roll", "two cinnamon rolls"),
+    ("Anna", "anna's order"),
+    ("5.2", "it costs $5.20."),
+    ("5.20", "it costs 5.2 dollars"),
+    ("54", "54.00 in all"),
+    ("54.00", "you pay 54."),
+    ("#W12", "order #w12."),
+    ("2024-05-15", "on 2024-05-15"),
+    ("已取消", "订单已取消了"),
+    ("", "anything"),
+]
+UNSAID = [
+    ("no", "i know"),
+    ("no", "nothing"),
+    ("art", "a start"),
+    ("5", "15"),
+    ("5", "5.20"),
+    ("5.2", "5.25"),
+    ("5.2", "15.2"),
+    ("54", "54.001"),
+    ("W1", "w12"),
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import threading
@@ -95,6 +96,30 @@ def respond(request: dict[str, Any]) -> dict[str, Any]:
     return answer("It is cancelled.") if last["role"] == "tool" else calling("cancel", '{"order_id": "W1"}')
 
 
+def find_broken(messages: list[dict[str, Any]]) -> str | None:
+    """What a strict endpoint has against a history."""
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in waiting:
+                return "a tool result without its call"
+            waiting.remove(message["tool_call_id"])
+            continue
+        if waiting:
+            return "a call without its result"
+        for call in message.get("tool_calls", ()):
+            if not re.fullmatch("[A-Za-z0-9_-]{1,64}", call["function"]["name"]):
+                return "a tool's name is letters, digits, _ or -"
+            try:
+                arguments = json.loads(call["function"]["arguments"])
+            except ValueError:
+                return "arguments are no JSON"
+            if not isinstance(arguments, dict):
+                return "arguments are no object"
+            waiting.append(call["id"])
+    return "a call without its result" if waiting else None
+
+
 Fault = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -122,7 +147,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append({**body, "authorization": self.headers["Authorization"]})
         fault = next(self.server.faults, None) if body["model"] != "user" else None
-        if callable(fault):
+        broken = find_broken(body["messages"])
+        if broken is not None:
+            send(self, 400, {"error": {"message": broken}})
+        elif callable(fault):
             fault(self)
         else:
             send(self, 200, fault or respond(body))
@@ -337,7 +365,11 @@ async def test_broken_arguments_and_unknown_tools_are_repaired(server: Server) -
     assert all(text.startswith("Error: ") for text in results[2:5])
     assert len(results) == 6
     sent = [request for request in server.requests if request["model"] == "agent"]
-    assert sent[1]["messages"][-2]["tool_calls"][0]["function"]["arguments"] == '{"order_id": '
+    # The server refuses broken histories, so what was malformed is told in a form it accepts.
+    told = sent[1]["messages"][-2]["tool_calls"][0]["function"]
+    assert told == {"name": "cancel", "arguments": json.dumps({"malformed": '{"order_id": '})}
+    kept = [turn.message.tool_calls[0] for turn in trajectory.turns if turn.message.tool_calls]
+    assert kept[0].arguments == '{"order_id": '
 
 
 async def test_a_reply_cut_off_ends_as_too_long(server: Server) -> None:

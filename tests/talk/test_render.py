@@ -280,7 +280,7 @@ def render_by_template(tokenizer: Any, messages: list[Message], tools: list[Tool
     for message in messages:
         shape = message.to_openai()
         for call, made in zip(message.tool_calls, shape.get("tool_calls", ()), strict=False):
-            made["function"]["arguments"] = call.arguments
+            made["function"] = {"name": call.name, "arguments": call.arguments}
         if message.role == "assistant":
             shape["reasoning_content"] = message.reasoning or ""
         shapes.append(shape)

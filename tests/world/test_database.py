@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trialogue import Change, Database, DomainError, Record, RecordNotFound, Table, ToolError, tool
+from trialogue.world.tools import Tool
 
 
 class Line(Record):
@@ -238,9 +239,14 @@ overlays = st.sampled_from(
 )
 
 
+def carry_out(database: Database, tool: Tool, arguments: dict[str, Any]) -> Any:
+    """Run one tool as an environment does."""
+    return database.transact(lambda: tool.run(database, arguments), tool.writes, f"tool '{tool.name}'")
+
+
 def run(database: Shelf, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
     try:
-        return to_text(database.run(Shelf.tools[name], dict(arguments))), False
+        return to_text(carry_out(database, Shelf.tools[name], dict(arguments))), False
     except ToolError as error:
         return str(error), True
 
@@ -413,9 +419,9 @@ def test_a_read_tool_that_writes_is_caught_and_leaves_nothing() -> None:
     before = database.digest()
     for name in ("cheat", "cheat_by_removing"):
         with pytest.raises(DomainError, match=f"tool '{name}' changed the database but is not marked writes"):
-            database.run(Plain.tools[name], {"key": "x"})
+            carry_out(database, Plain.tools[name], {"key": "x"})
     with pytest.raises(DomainError, match="has no field 'hidden'"):
-        database.run(Plain.tools["hide"], {})
+        carry_out(database, Plain.tools["hide"], {})
     assert database.digest() == before
     assert database.difference() == []
 
@@ -423,7 +429,7 @@ def test_a_read_tool_that_writes_is_caught_and_leaves_nothing() -> None:
 def test_numbers_that_equal_nothing_are_no_change() -> None:
     database = Plain.load({**PLAIN, "limit": float("nan"), "numbers": [float("nan"), -0.0]}).fork()
     before = database.digest()
-    assert database.run(Plain.tools["peek"], {"key": "x"}) == "ex 2024-05-15 nan"
+    assert carry_out(database, Plain.tools["peek"], {"key": "x"}) == "ex 2024-05-15 nan"
     assert database.digest() == before
     assert database.difference() == []
     database.limit = 0.5
@@ -433,7 +439,7 @@ def test_numbers_that_equal_nothing_are_no_change() -> None:
 def test_odd_text_is_only_text() -> None:
     odd = "\ud800 \u2028 \0 \U0001f600"
     database = Plain.load(PLAIN).fork()
-    database.run(Plain.tools["rename"], {"key": "x", "name": "\u2028 \0"})
+    carry_out(database, Plain.tools["rename"], {"key": "x", "name": "\u2028 \0"})
     database.loose[odd] = {"n": odd}
     assert len(database.digest()) == 64
     assert database.difference()[0].path == f"loose.{odd}"

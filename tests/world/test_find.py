@@ -127,6 +127,7 @@ def test_wrong_modules(module: Path) -> None:
 def test_wrong_paths(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "none.py").write_text("x = 1\n")
+    (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / "sour.py").write_text("import trialogue\n1 / 0\n")
     (tmp_path / "two.py").write_text(MODULE.replace("domain = make()", "one = make()\ntwo = make('two')"))
     for wrong, error, message in (
@@ -135,6 +136,7 @@ def test_wrong_paths(tmp_path: Path) -> None:
         ("sour.py", DomainError, "ZeroDivisionError: division by zero"),
         ("two.py", DomainError, "defines 2 domains and none of them is called `domain`"),
         ("absent.py", ConfigError, "there is no such file or folder"),
+        ("notes.md", ConfigError, "a domain is a folder or a .py file, and this is neither"),
         ("absent/", ConfigError, "there is no such file or folder"),
     ):
         with pytest.raises(error, match=message):

@@ -53,12 +53,14 @@ def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
 
 
 def pass_hats(rewards: Mapping[str, Sequence[float]], seed: int = 0) -> dict[int, Interval]:
-    """pass^1 to pass^k, k being the trials every task has."""
+    """pass^1 to pass^k, each over the tasks that have so many trials."""
     if not rewards:
         return {}
     counts = [(sum(value >= SUCCESS for value in values), len(values)) for values in rewards.values()]
-    most = min(trials for _, trials in counts)
-    return {k: bootstrap([pass_hat(good, n, k) for good, n in counts], seed) for k in range(1, most + 1)}
+    most = max(trials for _, trials in counts)
+    return {
+        k: bootstrap([pass_hat(good, n, k) for good, n in counts if n >= k], seed) for k in range(1, most + 1)
+    }
 
 
 Price = tuple[float, float] | None

@@ -14,7 +14,7 @@ from trialogue.score.evaluate import find_tasks
 from trialogue.score.reward import grade, regrade
 from trialogue.talk.find import equip, find_model
 from trialogue.talk.human import HumanModel
-from trialogue.talk.model import Model
+from trialogue.talk.model import Model, close_source
 from trialogue.talk.party import Party
 from trialogue.talk.rollout import attempt
 from trialogue.task import SPLITS, Side, Task
@@ -72,9 +72,12 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
         return person
 
     agent, user = (sit, opposite) if person.side == "agent" else (opposite, sit)
-    trajectory = await attempt(
-        domain, task, 0, 0, agent, user, limits=config.limits, seed=config.seed, grade=grade
-    )
+    try:
+        trajectory = await attempt(
+            domain, task, 0, 0, agent, user, limits=config.limits, seed=config.seed, grade=grade
+        )
+    finally:
+        await close_source(opposite)
     person.show(Party(person.side, person, "", {}).sees(trajectory.turns))
     environment = domain.open(task)
     if environment.remote:

@@ -135,11 +135,30 @@ def find_unsaid(task: Task, trajectory: Trajectory) -> list[str]:
 
 
 def is_said(wording: str, text: str) -> bool:
-    """Whether a plain text holds a wording. A longer number says no shorter one: 15 or 5.20 is no 5."""
-    wanted = re.escape(_plain(wording))
-    before = r"(?<!\d)(?<!\d\.)" if wanted[:1].isdigit() else ""
-    after = r"(?!\d)(?!\.\d*[1-9])" if wanted[-1:].isdigit() else ""
+    """Whether a plain text holds a wording, as whole words and numbers: no "no" in "know", no 5 in 15 or
+    5.20. An "s" behind a word, and zeros behind a decimal point, make no difference."""
+    plain = _plain(wording)
+    parts = re.split(r"(\d+(?:\.\d+)?)", plain)
+    wanted = "".join(_to_number(part) if place % 2 else re.escape(part) for place, part in enumerate(parts))
+    first, last = plain[:1], plain[-1:]
+    before = r"(?<!\d)(?<!\d\.)" if first.isdigit() else rf"(?<!{_LETTER})" if _is_letter(first) else ""
+    after = r"(?!\d)(?!\.\d)" if last.isdigit() else rf"(?:'?s|es)?(?!{_LETTER})" if _is_letter(last) else ""
     return re.search(before + wanted + after, text) is not None
+
+
+_LETTER = r"[^\W\u2e80-\uffff]"
+"""A letter of a script that puts spaces between words."""
+
+
+def _is_letter(char: str) -> bool:
+    return char.isalpha() and re.match(_LETTER, char) is not None
+
+
+def _to_number(text: str) -> str:
+    """A pattern for a number however many zeros stand behind its decimals."""
+    whole, _, decimals = text.partition(".")
+    decimals = decimals.rstrip("0")
+    return rf"{whole}\.{decimals}0*" if decimals else rf"{whole}(?:\.0+)?"
 
 
 def _plain(text: str) -> str:

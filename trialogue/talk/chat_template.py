@@ -95,7 +95,7 @@ class ChatTemplateRenderer:
             if message.reasoning is not None:
                 shape["reasoning_content"] = message.reasoning
             for call, made in zip(message.tool_calls, shape.get("tool_calls", ()), strict=False):
-                made["function"]["arguments"] = call.arguments
+                made["function"] = {"name": call.name, "arguments": call.arguments}
             shapes.append(self._hide(shape))
         schemas = [self._hide(tool.schema) for tool in tools]
         try:

@@ -83,7 +83,8 @@ class Replay:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the recording {path}: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"cannot read the recording {path}: {why}") from None
         lines = text.split("\n")
         for number, line in enumerate(lines, 1):
             if not line.strip():

@@ -41,7 +41,8 @@ def read_script(path: Path) -> list[Reply]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the script {path}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the script {path}: {why}") from None
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue

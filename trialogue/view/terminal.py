@@ -62,15 +62,19 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
     table = Table(title=title, title_justify="left")
     table.add_column("")
     hats = [key for key in result if key.startswith("pass^") and "_" not in key]
-    for heading in ("tasks", *(hats[:1] or ["pass^1"]), "95 %", *hats[1:], "turns", "tool calls"):
+    shown = hats[:3]  # what fits into eighty columns; the others come below
+    for heading in ("tasks", *(shown[:1] or ["pass^1"]), "95 %", *shown[1:], "turns", "calls"):
         table.add_column(heading, justify="right")
-    _add_row(table, "all", result, hats)
+    _add_row(table, "all", result, shown)
     for part in ("families", "levels"):
         if result[part]:
             table.add_section()
         for name, figures in result[part].items():
-            _add_row(table, name if part == "families" else f"level {name}", figures, hats)
+            _add_row(table, name if part == "families" else f"level {name}", figures, shown)
     console.print(table)
+    if len(hats) > len(shown):
+        more = ", ".join(f"{hat} {result[hat]:.3f}" for hat in hats[len(shown) :])
+        console.print(f"{more} (all tasks)", highlight=False)
     if result["family_mean"] is not None:
         number = len(result["families"])
         console.print(f"mean of {number} families: {result['family_mean']:.3f}", highlight=False)

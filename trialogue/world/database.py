@@ -461,10 +461,6 @@ class Database:
     def _is_changed(self, slot: Slot, value: Any) -> bool:
         return not is_same(self._peek(slot), value)
 
-    def run(self, tool: Tool, arguments: dict[str, Any]) -> Any:
-        """Run one tool as a transaction. Raises `ToolError` where the tool refuses."""
-        return self.transact(lambda: tool.run(self, arguments), tool.writes, f"tool '{tool.name}'")
-
     def do(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call any public method by name, for the set-up calls and assertions of a task."""
         known = self.tools.get(name)

@@ -36,6 +36,8 @@ def find_domain(reference: str, data: str | None = None) -> Domain:
         return _from_entry_point(announced[name], rest, data, reference)
     if rest:
         return _from_module(name, rest, reference)
+    if reference and path.is_file():
+        raise ConfigError(f"no domain '{reference}': a domain is a folder or a .py file, and this is neither")
     if path.suffix == ".py" or "/" in reference:
         raise ConfigError(f"no domain '{reference}': there is no such file or folder")
     known = ", ".join(sorted({"shop", *announced}))

@@ -1,0 +1,41 @@
+"""What the terminal shows fits into eighty columns."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from trialogue.view.terminal import show_result
+
+
+def test_many_trials_fit(capsys: Any) -> None:
+    figures: dict[str, Any] = {"tasks": 114, "turns": 123.4, "tool_calls": 12.3}
+    for k in range(1, 9):
+        figures |= {f"pass^{k}": 1 / k, f"pass^{k}_low": 0.5 / k, f"pass^{k}_high": 1 / k}
+    spent = {"calls": 0, "prompt": 0, "completion": 0, "cached": 0, "cost": None, "seconds": 0.0}
+    result = {
+        "domain": "shop",
+        "split": "test",
+        "agent": "oracle",
+        "user": "agenda",
+        **figures,
+        "families": {"exchange": figures, "cancel": figures},
+        "family_mean": 1.0,
+        "levels": {"1": figures},
+        "ends": {"user_stop": 8},
+        "failed": 0,
+        "blame": {},
+        "excluded": 0,
+        "faults": {},
+        "sides": {"agent": spent, "user": spent},
+        "wall_seconds": 1.0,
+        "run": "runs/x",
+    }
+    out = io.StringIO()
+    show_result(result, Console(file=out, width=80))
+    text = out.getvalue()
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "pass^4 0.250, pass^5 0.200" in text
