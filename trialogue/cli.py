@@ -171,6 +171,7 @@ def _evaluate(
     import asyncio
 
     from trialogue.config import EvalConfig
+    from trialogue.errors import BudgetError
     from trialogue.score.evaluate import evaluate
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_progress, show_result
@@ -183,6 +184,10 @@ def _evaluate(
             result = asyncio.run(
                 evaluate(config, kind=kind, resume=resumed, started=run.append, progress=progress)
             )
+    except BudgetError as error:
+        click.echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
+        click.echo(f"  trialogue {kind} --resume {run[0]} budget.usd=… or budget.tokens=…", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         if not run:
             raise
@@ -341,12 +346,12 @@ def _learn(
     import asyncio
 
     from trialogue.config import load_config
-    from trialogue.run import read_about
+    from trialogue.run import read_about, read_config
     from trialogue.view.terminal import show_steps
 
     if file is not None and "=" in file:
         settings, file = (file, *settings), None
-    config = load_config(kind, file, settings)
+    config = load_config(kind, file, settings, read_config(kind, Path(resume)) if resume else None)
     with show_steps(quiet=as_json) as watch:
         path = asyncio.run(verb(config, resume=Path(resume) if resume else None, watch=watch))
     about = read_about(path)

@@ -56,8 +56,9 @@ def to_config(
     if file is not None:
         raise ConfigError("a resumed run has its own settings: leave --config out")
     asked = load_config(kind, None, [*overrides, *settings], config)
-    if asked != config:
+    budget = {"budget": getattr(config, "budget", None)}  # what a run stopped for may be given anew
+    if asked.model_copy(update=budget if budget["budget"] is not None else {}) != config:
         raise ConfigError(
             f"{resume} was begun with other settings, and a resumed run keeps its own; leave yours out"
         )
-    return config
+    return asked

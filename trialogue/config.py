@@ -39,11 +39,17 @@ class Limits(Section):
     """Keep only the first tool call of a message, as TAU-bench does."""
 
 
+Price = tuple[float, float] | tuple[float, float, float]
+"""Money for a million prompt tokens, completion tokens and, where they cost less, cached prompt tokens."""
+
+
 class Speaker(Section):
     """Who speaks for one side."""
 
     model: str = ""
     """oracle, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, or a checkpoint's folder."""
+    otherwise: str | None = None
+    """Who speaks where a replay: has no reply for what was said; without it the conversation fails."""
     base_url: str | None = None
     """Endpoint of an openai: model; OPENAI_BASE_URL where empty."""
     api_key_env: str = "OPENAI_API_KEY"
@@ -58,8 +64,14 @@ class Speaker(Section):
     """How often a request is tried again after a passing fault, waiting longer each time."""
     concurrency: int = Field(default=64, ge=1)
     """Requests under way at once."""
-    price: tuple[float, float] | None = None
-    """Money for a million prompt tokens and a million completion tokens."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Limit of the endpoint, kept by pacing; none where empty."""
+    tokens_per_minute: float | None = Field(default=None, gt=0)
+    """Limit of the endpoint, kept by pacing; none where empty."""
+    outage: float = Field(default=900.0, ge=0)
+    """Seconds to wait for an endpoint that is down to come back, before conversations fail."""
+    price: Price | None = None
+    """Money for a million prompt, completion and perhaps cached tokens; from the price table where empty."""
 
 
 class Tasks(Section):
@@ -86,6 +98,17 @@ class Rollout(Section):
     """Conversations under way at once."""
     redraws: int = Field(default=2, ge=0)
     """How often a failed conversation is held anew before it is given up."""
+
+
+class Budget(Section):
+    """What the endpoints of a run may cost. The run stops, everything saved, before a limit is passed."""
+
+    usd: float | None = Field(default=None, gt=0)
+    """Money; no limit where empty."""
+    tokens: int | None = Field(default=None, gt=0)
+    """Prompt and completion tokens; no limit where empty."""
+    prices: dict[str, Price] = {}
+    """Prices by model, over the table that comes with the package."""
 
 
 class AuditSettings(Section):
@@ -234,6 +257,7 @@ class TrainConfig(Section):
     limits: Limits = Limits(reply_tokens=64, context_tokens=1024)
     rollout: Rollout = Rollout(concurrency=128)
     audit: AuditSettings = AuditSettings()
+    budget: Budget = Budget()
     loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=3)
     training: Training = Training()
@@ -301,6 +325,7 @@ class EvalConfig(Section):
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
     audit: AuditSettings = AuditSettings()
+    budget: Budget = Budget()
     run: RunSettings = RunSettings()
 
 
@@ -382,6 +407,12 @@ class DraftConfig(Section):
 
 
 C = TypeVar("C", bound=Section)
+R = TypeVar("R", EvalConfig, TrainConfig)
+
+
+def with_budget(own: R, given: R) -> R:
+    """A resumed run's own settings. Only the budget may be given anew: it is what the run stopped for."""
+    return own if given.budget == Budget() else own.model_copy(update={"budget": given.budget})
 
 
 def load_config(

@@ -6,6 +6,7 @@ TrialogueError
 ├── ToolError         a tool refuses; the text goes back to whoever called it
 │   └── RecordNotFound
 ├── ModelError        a model gave no usable reply
+├── BudgetError       the run may spend no more; everything finished is saved
 ├── EngineError       sampling or updating weights failed
 ├── RunError          a run directory cannot be read, written or resumed
 └── GradeError        a conversation cannot be graded (a judge failed, a replay diverged)
@@ -46,6 +47,10 @@ class ModelError(TrialogueError):
     def __init__(self, text: str, blame: Blame | None = None) -> None:
         super().__init__(text)
         self.blame: Blame | None = blame
+
+
+class BudgetError(TrialogueError):
+    """The run may spend no more. It stops with everything saved, and goes on with a larger budget."""
 
 
 class EngineError(TrialogueError):

@@ -7,7 +7,8 @@ metrics.jsonl       one line per step (or one for an evaluation)
 index.jsonl         one short line per conversation
 timings.jsonl       seconds, kept apart so that equal seeds give equal trajectories, byte by byte
 result.json         the figures of a finished evaluation
-recordings/*.jsonl  every reply of an endpoint's model, to play back
+recordings/*.jsonl  every reply of a model that has to be asked, to play back
+ledger.jsonl        what endpoints used: tokens, money and seconds by role, model and step
 trajectories/*.jsonl
 report.md
 
@@ -157,6 +158,15 @@ class Run:
     def add_seconds(self, wall: float) -> None:
         """Note how long this process worked on the run."""
         self.append("timings.jsonl", json.dumps({"wall": round(wall, 3)}))
+
+    def add_ledger(self, lines: Iterable[dict[str, Any]], step: int | None = None) -> None:
+        """Write down what endpoints used, perhaps in one step. It was spent, whatever becomes of the step."""
+        known = {} if step is None else {"step": step}
+        self.append("ledger.jsonl", *(json.dumps({**known, **line}) for line in lines))
+
+    def read_ledger(self) -> list[dict[str, Any]]:
+        file = self.path / "ledger.jsonl"
+        return [line for _, line in read_lines(file)] if file.exists() else []
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         self.append("metrics.jsonl", json.dumps(metrics))

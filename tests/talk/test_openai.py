@@ -315,7 +315,7 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time(server: Server,
         (reset, "infrastructure", "APIConnectionError"),
         ({**answer(), "choices": []}, "infrastructure", "an answer without choices"),
         (html, "infrastructure", "an answer without choices"),
-        (answer(None, "content_filter"), "agent", "an empty message (finish reason content_filter)"),
+        (answer(None, "content_filter"), "agent", "a message kept back by a content filter"),
     ],
 )
 async def test_a_lasting_fault_is_labelled_and_unscored(

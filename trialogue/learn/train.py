@@ -14,9 +14,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from trialogue.config import Optimizer, TrainConfig
+from trialogue.config import Optimizer, TrainConfig, with_budget
 from trialogue.engine.api import Engine, OptimParams, Row
-from trialogue.errors import ConfigError, TrialogueError
+from trialogue.errors import BudgetError, ConfigError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.grpo import PolicyLoss, advantages
 from trialogue.learn.held_out import find_marks
@@ -26,8 +26,10 @@ from trialogue.run import Run, read_config, read_lines
 from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import summarize
 from trialogue.score.reward import grade
+from trialogue.talk.account import Account
 from trialogue.talk.find import equip
 from trialogue.talk.model import ModelSource, save_tokenizer
+from trialogue.talk.pace import LOG
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
@@ -40,14 +42,17 @@ Watch = Callable[[int, dict[str, Any]], None]
 
 
 async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch | None = None) -> Path:
-    """Train and return the run directory. Stopped by Ctrl-C it saves, and `resume` goes on exactly there."""
+    """Train and return the run directory. Stopped by Ctrl-C or for want of money it saves, and `resume` goes
+    on exactly there; what the user was paid to say is not asked for again."""
     if resume is not None:
-        config = read_config(TrainConfig, resume)
-    domain = equip(find_domain(config.domain, config.data), config.simulator, config.limits, config.seed)
+        config = with_budget(read_config(TrainConfig, resume), config)
+    account = Account(config.budget)
+    found = find_domain(config.domain, config.data)
+    domain = equip(found, config.simulator, config.limits, config.seed, account)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
-    cast = find_cast(config.user, config.audit, domain, config.limits, config.seed)
+    cast = find_cast(config, domain, account)
     if domain.tool_model is not None:
         cast.made.append(domain.tool_model)
     learner = load_learner(config.learner, config.seed)
@@ -61,9 +66,12 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
     known = await checkpoints.restore() if resume is not None else {}
     first, level = int(known.get("step", 0)), int(known.get("level", 0))
+    cast.account.load(run.read_ledger())
+    cast.record(config.user, run.path)
     levels = sorted(config.tasks.levels)
     price = config.user.price
     state = "failed"
+    reached = first
     try:
         with Interrupt() as interrupt:
             if is_due(first, config) and not has_evaluation(run.path, first):
@@ -86,11 +94,13 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                     metrics["redrawn_groups"] = len(flat)
                 metrics |= await update(learner.engine, rows, step, config, reference)
                 await learner.engine.publish()
+                reached = step + 1
                 clock.append(perf_counter())
 
                 if config.training.curriculum and metrics.get("reward", 0.0) >= config.training.curriculum:
                     level = min(level + 1, len(levels) - 1) if levels else 0
                 run.add_metrics(metrics)
+                run.add_ledger(cast.account.take(), step + 1)
                 run.add_timings(step + 1, rollout=clock[1] - clock[0], update=clock[2] - clock[1])
                 if watch is not None:
                     watch(step + 1, metrics)
@@ -106,7 +116,13 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         await checkpoints.finish()
         state = "finished"
         return run.path
+    except BudgetError as error:
+        LOG.warning("%s; saved after step %d", error, reached)
+        await checkpoints.save(reached, level)
+        state = "stopped"
+        return run.path
     finally:
+        run.add_ledger(cast.account.take(), reached)
         learner.engine.close()
         if reference is not None:
             reference.engine.close()

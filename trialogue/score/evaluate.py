@@ -11,9 +11,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trialogue.config import EvalConfig, Speaker
+from trialogue.config import EvalConfig, Price, Speaker, with_budget
 from trialogue.durable import write_json
-from trialogue.errors import ConfigError
+from trialogue.errors import BudgetError, ConfigError
 from trialogue.run import (
     Kind,
     Run,
@@ -27,17 +27,21 @@ from trialogue.run import (
     read_usage,
 )
 from trialogue.score.cast import find_cast
-from trialogue.score.metrics import Price, add_judge, summarize
+from trialogue.score.metrics import add_judge, summarize
 from trialogue.score.reward import grade
+from trialogue.talk.account import Account, add_up, find_price
 from trialogue.talk.find import equip, find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
+from trialogue.talk.replay import Recorder
 from trialogue.talk.rollout import rollout
 from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
+LEDGER_SECONDS = 5.0
+"""How long what was spent may stay unwritten while conversations go on."""
 Progress = Callable[[Group, int, int], None]
 """Told each group as it finishes, how many conversations are over and how many there are in all."""
 
@@ -75,26 +79,29 @@ async def evaluate(
     began = monotonic()
     if resume is not None:
         read_about(resume)
-        config = read_config(EvalConfig, resume)
-    domain = equip(find_domain(config.domain, config.data), config.simulator, config.limits, config.seed)
+        config = with_budget(read_config(EvalConfig, resume), config)
+    account = Account(config.budget)
+    found = find_domain(config.domain, config.data)
+    domain = equip(found, config.simulator, config.limits, config.seed, account)
     tasks = find_tasks(domain, config)
     marks = read_marks(Path(config.agent.model))
     if marks:
         domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
     given = agent
-    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed)
-    cast = find_cast(config.user, config.audit, domain, config.limits, config.seed)
+    cast = find_cast(config, domain, account)
+    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, account)
     if given is None:
         cast.made.append(agent)
     judge = None
     if domain.tool_model is not None:
         cast.made.append(domain.tool_model)
     if config.judge.model:
-        judge = find_model(config.judge, "user", domain, config.limits, config.seed)
+        judge = find_model(config.judge, "user", domain, config.limits, config.seed, account, "judge")
         cast.made.append(judge)
     if resume is not None:
         run = Run.resume(resume, kind)
         recorded = read_recorded(resume)
+        cast.account.load(run.read_ledger())
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
         save_tokenizer(agent, run.path)
@@ -119,10 +126,11 @@ async def evaluate(
     prompts = collect_prompts(domain, tasks)
     run.add_prompts(prompts)
     total = len(tasks) * config.tasks.trials
-    agent = _record(agent, config.agent, run.path / "recordings" / "agent.jsonl")
-    user = _record(cast.user, config.user, run.path / "recordings" / "user.jsonl")
+    cast.record(config.user, run.path)
+    if config.agent.model.startswith("openai:"):
+        agent = Recorder(agent, run.path / "recordings" / "agent.jsonl")
     if judge is not None:
-        judge = _record(judge, None, judge_file(run.path))
+        judge = Recorder(judge, judge_file(run.path))
         domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     state: State = "failed"
     try:
@@ -132,7 +140,7 @@ async def evaluate(
             domain,
             tasks,
             agent,
-            user,
+            cast.user,
             group_size=config.tasks.trials,
             concurrency=1
             if "human" in (config.agent.model, config.user.model)
@@ -147,22 +155,28 @@ async def evaluate(
             failures=lambda task, trial: before[task.id, trial],
             each=keep,
         )
+        written = began
         async with aclosing(groups):
             async for group in groups:
+                if monotonic() - written > LEDGER_SECONDS:
+                    written = monotonic()
+                    run.add_ledger(cast.account.take())
                 if progress is not None:
                     progress(group, len(held), total)
         run.add_seconds(monotonic() - began)
+        run.add_ledger(cast.account.take())
         sorted_ = [in_order(items, tasks) for items in (held, failed, excluded)]
-        result = to_result(config, domain, *sorted_, path=run.path, asked=total, prompts=prompts)
+        result = to_result(config, domain, *sorted_, run=run, asked=total, prompts=prompts)
         run.write_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
         return result
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except (asyncio.CancelledError, KeyboardInterrupt, BudgetError):
         state = "stopped"
         run.add_seconds(monotonic() - began)
         raise
     finally:
+        run.add_ledger(cast.account.take())
         await cast.close()
         run.close(state)
 
@@ -178,16 +192,6 @@ def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajecto
     return sorted(trajectories, key=lambda item: (place.get(item.task.id, len(place)), item.trial, item.id))
 
 
-def _record(source: ModelSource, speaker: Speaker | None, path: Path) -> ModelSource:
-    """Write down what an endpoint answers, so that the run can be told again without it. A judge, who is no
-    speaker of the conversation, is always written down."""
-    if speaker is not None and not speaker.model.startswith("openai:"):
-        return source
-    from trialogue.talk.replay import Recorder
-
-    return Recorder(source, path)
-
-
 def to_result(
     config: EvalConfig,
     domain: Domain,
@@ -195,16 +199,22 @@ def to_result(
     failed: list[Trajectory],
     excluded: list[Trajectory],
     *,
-    path: Path,
+    run: Run,
     asked: int,
     prompts: dict[str, Any],
 ) -> dict[str, Any]:
     """The figures of an evaluation with everything needed to tell it again."""
-    wall, seconds = read_seconds(path)
-    prices: dict[Side, Price] = {"agent": config.agent.price, "user": config.user.price}
-    figures = summarize(held, failed, config.seed, prices, seconds, excluded)
+    wall, seconds = read_seconds(run.path)
+    speakers: dict[Side, Speaker] = {"agent": config.agent, "user": config.user}
+
+    def price(side: Side, model: str | None) -> Price | None:
+        return None if model is None else find_price(model, speakers[side].price, config.budget.prices)
+
+    figures = summarize(held, failed, config.seed, price, seconds, excluded)
     if config.judge.model:
-        add_judge(figures, read_usage(judge_file(path)), config.judge.price)
+        name = config.judge.model.removeprefix("openai:")
+        known = find_price(name, config.judge.price, config.budget.prices)
+        add_judge(figures, read_usage(judge_file(run.path)), known)
     return {
         "domain": domain.name,
         "split": config.tasks.split,
@@ -214,10 +224,11 @@ def to_result(
         "seed": config.seed,
         "judge": config.judge.model or None,
         **figures,
+        "ledger": add_up(run.read_ledger()),
         "asked": asked,
         "wall_seconds": round(wall, 3),
         "prompts": prompts["hash"],
         "tasks_hash": prompts["tasks_hash"],
         "notes": domain.notes,
-        "run": str(path),
+        "run": str(run.path),
     }

@@ -10,6 +10,8 @@ from math import comb
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from trialogue.config import Price
+from trialogue.talk.account import to_cost
 from trialogue.task import Side
 from trialogue.trajectory import Trajectory, Usage
 
@@ -63,8 +65,8 @@ def pass_hats(rewards: Mapping[str, Sequence[float]], seed: int = 0) -> dict[int
     }
 
 
-Price = tuple[float, float] | None
-"""Money for a million prompt tokens and a million completion tokens."""
+PriceOf = Callable[[Side, str | None], Price | None]
+"""The price of what a side's model of that name uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Books:
     """What a summary needs to know besides the conversations."""
 
     seed: int = 0
-    prices: Mapping[Side, Price] = field(default_factory=lambda: {})
+    price: PriceOf | None = None
     seconds: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: {})
     """Seconds of each conversation by who spent them: agent, user, tools."""
 
@@ -81,13 +83,13 @@ def summarize(
     trajectories: Sequence[Trajectory],
     failed: Sequence[Trajectory] = (),
     seed: int = 0,
-    prices: Mapping[Side, Price] | None = None,
+    price: PriceOf | None = None,
     seconds: Mapping[str, Mapping[str, float]] | None = None,
     excluded: Sequence[Trajectory] = (),
 ) -> dict[str, Any]:
     """Every figure of a set of conversations as plain data: overall, by family and by level. Those `excluded`
     because of the user count in what was used, and beside the figures as if nothing had been left out."""
-    books = Books(seed, prices or {}, seconds or {})
+    books = Books(seed, price, seconds or {})
     summary = _figures(trajectories, failed, books)
     summary["sides"] = {side: spend(side, [*trajectories, *failed, *excluded], books) for side in SIDES}
     if excluded:  # they were paid for all the same
@@ -185,36 +187,37 @@ def _figures(
     return figures
 
 
-def add_judge(figures: dict[str, Any], usage: Sequence[Usage], price: Price) -> None:
+def add_judge(figures: dict[str, Any], usage: Sequence[Usage], price: Price | None) -> None:
     """Enter what a judge has used beside the two sides, and into the totals."""
-    used = figures["sides"]["judge"] = _to_spending(usage, price)
+    used = figures["sides"]["judge"] = _to_spending([(item, price) for item in usage])
     used["seconds"] = None  # not told apart
     figures["tokens"] = {kind: total + used[kind] for kind, total in figures["tokens"].items()}
     if used["cost"] is not None:
         figures["cost"] = (figures["cost"] or 0.0) + used["cost"]
 
 
-def _to_spending(usage: Sequence[Usage], price: Price) -> dict[str, Any]:
-    prompt, completion = sum(item.prompt for item in usage), sum(item.completion for item in usage)
+def _to_spending(used: Sequence[tuple[Usage, Price | None]]) -> dict[str, Any]:
+    usage = [item for item, _ in used]
+    costs = [to_cost(item, price) for item, price in used if price is not None]
     return {
         "calls": sum(item.calls for item in usage),
-        "prompt": prompt,
-        "completion": completion,
+        "prompt": sum(item.prompt for item in usage),
+        "completion": sum(item.completion for item in usage),
         "cached": sum(item.cached for item in usage),
-        "cost": (prompt * price[0] + completion * price[1]) / 1e6 if price is not None else None,
+        "cost": sum(costs) if costs else None,
     }
 
 
 def spend(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
     """What one side used: model calls, tokens, money where its price is known, and seconds."""
-    usage = [
-        turn.usage
+    used = [
+        (turn.usage, books.price(side, turn.model) if books.price is not None else None)
         for item in trajectories
         for turn in item.turns
         if turn.side == side and turn.usage and turn.message.role != "tool"
     ]
     return {
-        **_to_spending(usage, books.prices.get(side)),
+        **_to_spending(used),
         "seconds": round(sum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
     }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError
+from trialogue.talk.account import Account
 from trialogue.talk.model import Model, ModelSource
 from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
@@ -16,8 +17,17 @@ KNOWN = (
 )
 
 
-def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, seed: int = 0) -> ModelSource:
-    """The source of models a `Speaker` setting names."""
+def find_model(
+    speaker: Speaker,
+    side: Side,
+    domain: Domain,
+    limits: Limits,
+    seed: int = 0,
+    account: Account | None = None,
+    role: str = "",
+) -> ModelSource:
+    """The source of models a `Speaker` setting names. What an endpoint costs goes to the `account`, under the
+    role, which is the side where empty."""
     kind, _, rest = speaker.model.partition(":")
     if kind == "oracle" and not rest:
         return domain.oracle or _gold(side, domain)
@@ -39,11 +49,16 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
     if kind == "replay" and rest:
         from trialogue.talk.replay import Replay
 
-        return Replay(Path(rest))
+        live = None
+        if speaker.otherwise is not None:
+            spare = speaker.model_copy(update={"model": speaker.otherwise, "otherwise": None})
+            live = find_model(spare, side, domain, limits, seed, account, role)
+        return Replay(Path(rest), live)
     if kind == "openai" and rest:
         from trialogue.talk.openai import OpenAIModel
 
-        return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed)
+        books = account or Account()
+        return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed, books, role or side)
     path = rest if kind == "local" else speaker.model
     if kind == "local" or path in ("tiny", "smollm2") or Path(path).is_dir():
         from trialogue.talk.speech import load_local
@@ -52,7 +67,9 @@ def find_model(speaker: Speaker, side: Side, domain: Domain, limits: Limits, see
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}")
 
 
-def equip(domain: Domain, simulator: Speaker, limits: Limits, seed: int = 0) -> Domain:
+def equip(
+    domain: Domain, simulator: Speaker, limits: Limits, seed: int = 0, account: Account | None = None
+) -> Domain:
     """The domain with a model that answers for its tools, where they are simulated."""
     if domain.source != "simulated":
         return domain
@@ -60,7 +77,7 @@ def equip(domain: Domain, simulator: Speaker, limits: Limits, seed: int = 0) -> 
         raise ConfigError(
             f"the tools of {domain.name} are simulated: say by whom, with simulator.model=openai:NAME"
         )
-    return replace(domain, tool_model=find_model(simulator, "user", domain, limits, seed))
+    return replace(domain, tool_model=find_model(simulator, "user", domain, limits, seed, account, "tools"))
 
 
 def _gold(side: Side, domain: Domain) -> ModelSource:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from time import time
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from trialogue.config import Speaker
+from trialogue.config import Price, Speaker
 from trialogue.errors import Blame, ConfigError, ModelError
 from trialogue.messages import ToolCall, to_arguments
+from trialogue.talk.account import Account, Entry, find_price, to_cost
 from trialogue.talk.model import clean_arguments
+from trialogue.talk.pace import Breaker, Down, Pace
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn, Usage
 from trialogue.world.tools import Tool
@@ -40,28 +43,19 @@ class Problem(Exception):
         self.wait = wait
 
 
-@dataclass(slots=True)
-class Ledger:
-    """What a model has cost so far."""
+class Outage(Problem, Down):
+    """The endpoint was not there, or was not itself."""
 
-    calls: int = 0
-    retries: int = 0
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-    price: tuple[float, float] | None = None
 
-    def add(self, usage: Usage) -> None:
-        self.prompt += usage.prompt
-        self.completion += usage.completion
-        self.cached += usage.cached
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A shared model speaking in one conversation, with its seed."""
 
-    @property
-    def cost(self) -> float | None:
-        """Money spent, where a price is known."""
-        if self.price is None:
-            return None
-        return (self.prompt * self.price[0] + self.completion * self.price[1]) / 1e6
+    model: OpenAIModel
+    seed: int
+
+    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
+        return await self.model.reply(turns, tools, self.seed + len(turns))
 
 
 @dataclass(slots=True)
@@ -73,22 +67,35 @@ class OpenAIModel:
     settings: Speaker
     reply_tokens: int
     seed: int = 0
-    ledger: Ledger = field(default_factory=Ledger)
+    account: Account = field(default_factory=Account)
+    role: str = ""
+    """What the ledger files its use under; the side where empty."""
     pause: Callable[[float], Any] = asyncio.sleep
+    ledger: Entry = field(init=False)
+    breaker: Breaker = field(init=False)
+    _price: Price | None = field(init=False)
     _client: AsyncOpenAI = field(init=False)
+    _pace: Pace = field(init=False)
     _room: asyncio.Semaphore | None = None
     _cap: str = "max_tokens"
+    _seeded: bool = True
     _jitter: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ledger.price = self.settings.price
+        settings = self.settings
+        self.role = self.role or self.side
+        self._price = find_price(self.name, settings.price, self.account.budget.prices)
+        self.ledger = self.account.open(self.role, self.name, self._price)
+        self.breaker = Breaker(f"openai:{self.name}", 2 * (settings.retries + 1), settings.outage, self.pause)
+        self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute, pause=self.pause)
         self._jitter = random.Random(self.seed)
         self._client = self._connect()  # a missing key is told before anything starts
 
-    def __call__(self, task: Task, seed: int) -> OpenAIModel:
-        return self
+    def __call__(self, task: Task, seed: int) -> Voice:
+        return Voice(self, seed)
 
-    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
+    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool], seed: int | None = None) -> Reply:
+        """Answer. A conversation's seed goes with the request, where the endpoint takes one."""
         messages = [turn.message.to_openai() for turn in turns]
         if len(messages) == 1:  # many endpoints want something to answer besides the system prompt
             messages.append({"role": "user", "content": _OPENING})
@@ -99,46 +106,70 @@ class OpenAIModel:
             request["temperature"] = self.settings.temperature
         if self.settings.top_p is not None:
             request["top_p"] = self.settings.top_p
-        return await self._ask(request)
+        return await self._ask(request, seed)
 
-    async def _ask(self, request: dict[str, Any]) -> Reply:
+    async def _ask(self, request: dict[str, Any], seed: int | None) -> Reply:
         """Send a request until there is a usable reply, waiting longer after each passing fault."""
-        import openai
-
         if self._room is None:
             self._room = asyncio.Semaphore(self.settings.concurrency)
+        size = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        most = Usage(prompt=size, completion=self.reply_tokens)  # no token is shorter than a byte
         problem = Problem("", "infrastructure")
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 self.ledger.retries += 1
-                chance = self._jitter.random()
-                usual = min(30.0, 0.5 * 2**attempt) * (0.5 + chance)
-                asked = (
-                    None if problem.wait is None else min(problem.wait, LONGEST_WAIT) * (1 + 0.05 * chance)
-                )
-                await self.pause(usual if asked is None else asked)
+                await self.pause(self._find_wait(attempt, problem.wait))
+            drawn = {} if seed is None or not self._seeded else {"seed": (seed + attempt) % (1 << 31)}
+            reckoned = await self._pace.wait(size // 4 + self.reply_tokens // 4)
+            used = self.ledger.tokens
             try:
-                async with self._room, asyncio.timeout(self.settings.timeout):
-                    answer = await self._send(request)
-                self.ledger.calls += 1
-                return self._read(answer)
-            except TimeoutError:
-                problem = Problem(f"no answer within {self.settings.timeout:g} s", "infrastructure")
+                async with self.account.holding(most, self._price):
+                    return await self.breaker.through(lambda drawn=drawn: self._try({**request, **drawn}))
             except Problem as found:
                 problem = found
-            except openai.APIStatusError as error:
-                text = self._tell(error)
-                if error.status_code in (400, 413) and _is_overflow(text.lower()):
-                    return self._read_overflow(text)
-                if not _is_passing(error.status_code):
-                    raise ModelError(f"{self._who} refused the request: {text}", "infrastructure") from None
-                problem = Problem(text, "infrastructure", _read_wait(error.response.headers))
-            except openai.APIError as error:
-                problem = Problem(self._tell(error), "infrastructure")
-            except (ValueError, TypeError, AttributeError) as error:  # a body of another shape
-                problem = Problem(f"an unreadable answer ({self._tell(error)})", "infrastructure")
+            except Down as down:  # for longer than one cares to wait
+                raise ModelError(str(down), "infrastructure") from None
+            finally:
+                self._pace.settle(reckoned, max(0, self.ledger.tokens - used))
         tries = f"{self.settings.retries + 1} tries" if self.settings.retries else "1 try"
         raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", problem.blame)
+
+    def _find_wait(self, attempt: int, asked: float | None) -> float:
+        """How long to wait before the next try: what the server asks for, else longer each time; jittered,
+        so that conversations that failed together do not come back together."""
+        chance = self._jitter.random()
+        if asked is not None:
+            return min(asked, LONGEST_WAIT) * (1 + 0.05 * chance)
+        return min(30.0, 0.5 * 2**attempt) * (0.5 + chance)
+
+    async def _try(self, request: dict[str, Any]) -> Reply:
+        """One try. What may be gone at the next raises `Problem`; an endpoint that is not there, `Outage`."""
+        import openai
+
+        assert self._room is not None
+        began = perf_counter()
+        try:
+            async with self._room, asyncio.timeout(self.settings.timeout):
+                answer = await self._send(request)
+            self.ledger.calls += 1
+            return self._read(answer)
+        except TimeoutError:
+            raise Outage(f"no answer within {self.settings.timeout:g} s", "infrastructure") from None
+        except openai.APIStatusError as error:
+            text = self._tell(error)
+            if error.status_code in (400, 413) and _is_overflow(text.lower()):
+                return self._read_overflow(text)
+            if not _is_passing(error.status_code):
+                raise ModelError(f"{self._who} refused the request: {text}", "infrastructure") from None
+            kind = Outage if error.status_code >= 500 else Problem
+            raise kind(text, "infrastructure", _read_wait(error.response.headers)) from None
+        except openai.APIError as error:
+            raise Outage(self._tell(error), "infrastructure") from None
+        except (ValueError, TypeError, AttributeError) as error:  # a body of another shape
+            text = f"an unreadable answer ({self._tell(error)})"
+            raise Problem(text, "infrastructure") from None
+        finally:
+            self.ledger.seconds += perf_counter() - began
 
     async def _send(self, request: dict[str, Any]) -> ChatCompletion:
         import openai
@@ -148,10 +179,15 @@ class OpenAIModel:
         try:
             return await create(**request, **{cap: self.reply_tokens})
         except openai.BadRequestError as error:
-            if cap != "max_tokens" or "max_completion_tokens" not in str(error):
+            told = str(error)
+            if cap == "max_tokens" and "max_completion_tokens" in told:
+                self._cap = "max_completion_tokens"  # newer models know the limit by this name only
+            elif "seed" in request and "seed" in told:
+                self._seeded = False  # some endpoints take none
+                request = {key: value for key, value in request.items() if key != "seed"}
+            else:
                 raise
-            self._cap = "max_completion_tokens"  # newer models know the limit by this name only
-            return await create(**request, max_completion_tokens=self.reply_tokens)
+            return await create(**request, **{self._cap: self.reply_tokens})
 
     def _read(self, completion: ChatCompletion) -> Reply:
         """The reply in an answer. Raises `Problem` where there is none."""
@@ -165,7 +201,10 @@ class OpenAIModel:
                 completion=completion.usage.completion_tokens or 0,
                 cached=(details.cached_tokens or 0) if details is not None else 0,
             )
-        self.ledger.add(usage)
+        self.ledger.prompt += usage.prompt
+        self.ledger.completion += usage.completion
+        self.ledger.cached += usage.cached
+        self.ledger.usd += to_cost(usage, self._price)
         choice = completion.choices[0]
         message: Any = choice.message
         if message is None:
@@ -180,8 +219,14 @@ class OpenAIModel:
             for number, (identity, function) in enumerate(functions)
             if function is not None
         )
-        content = message.content or getattr(message, "refusal", None) or ""
+        refusal = getattr(message, "refusal", None)
+        content = message.content or refusal or ""
         cut = choice.finish_reason == "length"
+        if choice.finish_reason == "content_filter":
+            raise Problem("a message kept back by a content filter", self.side)
+        if self.side == "user" and (refusal or any(isinstance(call.arguments, str) for call in calls)):
+            what = f"a refusal ({refusal[:100]})" if refusal else "a malformed tool call"
+            raise Problem(what, "user")
         if not content.strip() and not calls and not (cut and self.side == "agent"):
             raise Problem(f"an empty message (finish reason {choice.finish_reason})", self.side)
         return Reply(

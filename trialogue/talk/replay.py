@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trialogue.config import Speaker
 from trialogue.durable import append
 from trialogue.errors import ConfigError, ModelError
 from trialogue.messages import ToolCall
-from trialogue.talk.model import Model, ModelSource
+from trialogue.talk.model import Model, ModelSource, close_source
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Tokens, Turn, Usage
 from trialogue.world.tools import Tool
@@ -52,25 +54,72 @@ def from_data(data: dict[str, Any]) -> Reply:
     )
 
 
+def is_asked(speaker: Speaker) -> bool:
+    """Whether a speaker's words cannot be made again by rule, and have to be written down."""
+    kind = speaker.model.partition(":")[0]
+    return kind not in ("", "oracle", "naive", "gold", "agenda", "scripted") and (
+        kind != "replay" or speaker.otherwise is not None
+    )
+
+
+def read_recording(path: Path) -> dict[str, Reply | ModelError]:
+    """What was said, or went wrong, at each recorded point."""
+    known: dict[str, Reply | ModelError] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the recording {path}: {why}") from None
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            failed = data.get("error")
+            known[data["key"]] = from_data(data) if failed is None else ModelError(failed, data.get("blame"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines):
+                break  # the last line was cut off while it was written
+            raise ConfigError(f"{path}, line {number}: not a recorded reply ({error})") from None
+    return known
+
+
 class Recorder:
-    """Writes the replies of the models it makes."""
+    """Writes down the replies of the models it makes. What is on record is not asked for again, so that a
+    resumed run pays for nothing twice."""
 
     def __init__(self, source: ModelSource, path: Path) -> None:
-        self._source, self._path = source, path
+        self.source, self._path = source, path
         path.parent.mkdir(parents=True, exist_ok=True)
+        known = read_recording(path) if path.exists() else {}
+        self.known = {key: item for key, item in known.items() if isinstance(item, Reply)}
 
     def __call__(self, task: Task, seed: int) -> Model:
-        return _Recorded(self._source(task, seed), task, seed, self._path)
+        return _Recorded(self, self.source(task, seed), task, seed)
+
+    def write(self, key: str, task: Task, data: dict[str, Any]) -> None:
+        append(self._path, json.dumps({"key": key, "task": task.id, **data}) + "\n")
 
 
+@dataclass(frozen=True, slots=True)
 class _Recorded:
-    def __init__(self, model: Model, task: Task, seed: int, path: Path) -> None:
-        self._model, self._task, self._seed, self._path = model, task, seed, path
+    recorder: Recorder
+    model: Model
+    task: Task
+    seed: int
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        reply = await self._model.reply(turns, tools)
-        line = {"key": to_key(self._task, self._seed, turns), "task": self._task.id, **to_data(reply)}
-        append(self._path, json.dumps(line) + "\n")
+        key = to_key(self.task, self.seed, turns)
+        known = self.recorder.known.get(key)
+        if known is not None:
+            return known
+        try:
+            reply = await self.model.reply(turns, tools)
+        except ModelError as error:
+            self.recorder.write(key, self.task, {"error": str(error), "blame": error.blame})
+            raise
+        self.recorder.write(key, self.task, to_data(reply))
         return reply
 
 
@@ -79,41 +128,33 @@ class Replay:
 
     def __init__(self, path: Path, otherwise: ModelSource | None = None) -> None:
         self._otherwise = otherwise
-        self._replies: dict[str, Reply] = {}
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"cannot read the recording {path}: {why}") from None
-        lines = text.split("\n")
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                data = json.loads(line)
-                self._replies[data["key"]] = from_data(data)
-            except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines):
-                    break  # the last line was cut off while it was written
-                raise ConfigError(f"{path}, line {number}: not a recorded reply ({error})") from None
+        self._known = read_recording(path)
 
     def __call__(self, task: Task, seed: int) -> Model:
         live = self._otherwise(task, seed) if self._otherwise else None
-        return _Replayed(self._replies, task, seed, live)
+        return _Replayed(self._known, task, seed, live)
+
+    async def close(self) -> None:
+        await close_source(self._otherwise)
 
 
+@dataclass(frozen=True, slots=True)
 class _Replayed:
-    def __init__(self, replies: dict[str, Reply], task: Task, seed: int, live: Model | None) -> None:
-        self._replies, self._task, self._seed, self._live = replies, task, seed, live
+    known: dict[str, Reply | ModelError]
+    task: Task
+    seed: int
+    live: Model | None
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        known = self._replies.get(to_key(self._task, self._seed, turns))
-        if known is not None:
+        known = self.known.get(to_key(self.task, self.seed, turns))
+        if isinstance(known, Reply):
             return known
-        if self._live is None:
-            raise ModelError(
-                f"the recording has no reply for task {self._task.id} (seed {self._seed}) after "
-                f"{len(turns)} turns: the conversation took another course",
-                blame="infrastructure",
-            )
-        return await self._live.reply(turns, tools)
+        if self.live is not None:
+            return await self.live.reply(turns, tools)
+        if known is not None:  # it failed then, so it fails now, with the same words
+            raise ModelError(str(known), known.blame)
+        raise ModelError(
+            f"the recording has no reply for task {self.task.id} (seed {self.seed}) after "
+            f"{len(turns)} turns: the conversation took another course",
+            blame="infrastructure",
+        )

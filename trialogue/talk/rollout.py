@@ -10,9 +10,19 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
 from trialogue.config import Limits
-from trialogue.errors import Blame, ConfigError, DomainError, EngineError, GradeError, ModelError, RunError
+from trialogue.errors import (
+    Blame,
+    BudgetError,
+    ConfigError,
+    DomainError,
+    EngineError,
+    GradeError,
+    ModelError,
+    RunError,
+)
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
+from trialogue.talk.pace import CLOCK
 from trialogue.talk.party import Party
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
@@ -153,6 +163,7 @@ async def attempt(
     environment: Environment | None = None
     try:
         async with clock:
+            CLOCK.set(clock)
             transcript.acting = "tool"
             environment = domain.open(task)
             transcript.acting = "agent"
@@ -169,13 +180,15 @@ async def attempt(
             if grade is not None:
                 reward = await settle(grade(task, trajectory, environment))
             if audit is not None:
-                findings = await settle(audit(trajectory.model_copy(update={"reward": reward})))
+                findings = await settle(
+                    audit(trajectory.model_copy(update={"reward": reward, "seed": own_seed}))
+                )
             end = trajectory.end
     except asyncio.CancelledError:
         if _is_being_cancelled():
             raise
         failure = "a part of the conversation was cancelled", "infrastructure"
-    except (ConfigError, RunError):
+    except (BudgetError, ConfigError, RunError):
         raise  # whoever set this up has to be told; no other draw would help
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
         text = f"{type(error).__name__}: {error}"
