@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from trialogue.score.metrics import SUCCESS, Books, Price, called, spend
+from trialogue.score.metrics import SUCCESS, Books, PriceOf, called, spend
 from trialogue.trajectory import Group, Trajectory
 
 
-def measure(groups: Sequence[Group], price: Price = None) -> dict[str, Any]:
-    """The figures of one step's conversations, as plain data for `metrics.jsonl`. `price` is the user's."""
+def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, Any]:
+    """The figures of one step's conversations, as plain data for `metrics.jsonl`. `price` says
+    what the user's models cost."""
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
     spoilt = [item for group in groups for item in group.excluded]
@@ -28,7 +29,7 @@ def measure(groups: Sequence[Group], price: Price = None) -> dict[str, Any]:
         "tools": dict(Counter(name for item in held for name in called(item)).most_common()),
     }
     if price is not None:
-        metrics["cost"] = spend("user", [*held, *failed, *spoilt], Books(prices={"user": price}))["cost"]
+        metrics["cost"] = spend("user", [*held, *failed, *spoilt], Books(price=price))["cost"]
     if not held:
         return metrics
     rewards = [[item.value for item in group.trajectories] for group in graded]

@@ -24,7 +24,7 @@ from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.run import Run, read_config, read_lines
 from trialogue.score.cast import Cast, find_cast
-from trialogue.score.metrics import summarize
+from trialogue.score.metrics import find_prices, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.account import Account
 from trialogue.talk.find import equip
@@ -69,7 +69,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     cast.account.load(run.read_ledger())
     cast.record(config.user, run.path)
     levels = sorted(config.tasks.levels)
-    price = config.user.price
+    price = find_prices(config.budget.prices, user=config.user)
     state = "failed"
     reached = first
     try:
@@ -340,7 +340,8 @@ async def _evaluate(
     run.write_trajectories(f"eval-{step:06d}", [item for group in groups for item in everything(group)])
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
-    figures = summarize(held, failed, config.seed, {"user": config.user.price})
+    price = find_prices(config.budget.prices, user=config.user)
+    figures = summarize(held, failed, config.seed, price)
     metrics = {"step": step, "kind": "eval", "split": split, **figures}
     run.add_metrics(metrics)
     run.add_timings(step, evaluate=perf_counter() - started)

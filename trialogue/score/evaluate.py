@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trialogue.config import EvalConfig, Price, Speaker, with_budget
+from trialogue.config import EvalConfig, with_budget
 from trialogue.durable import write_json
 from trialogue.errors import BudgetError, ConfigError
 from trialogue.run import (
@@ -27,7 +27,7 @@ from trialogue.run import (
     read_usage,
 )
 from trialogue.score.cast import find_cast
-from trialogue.score.metrics import add_judge, summarize
+from trialogue.score.metrics import add_judge, find_prices, summarize
 from trialogue.score.reward import grade
 from trialogue.talk.account import Account, add_up, find_price
 from trialogue.talk.find import equip, find_model
@@ -35,7 +35,7 @@ from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.replay import Recorder
 from trialogue.talk.rollout import rollout
-from trialogue.task import Side, Task
+from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
@@ -205,11 +205,7 @@ def to_result(
 ) -> dict[str, Any]:
     """The figures of an evaluation with everything needed to tell it again."""
     wall, seconds = read_seconds(run.path)
-    speakers: dict[Side, Speaker] = {"agent": config.agent, "user": config.user}
-
-    def price(side: Side, model: str | None) -> Price | None:
-        return None if model is None else find_price(model, speakers[side].price, config.budget.prices)
-
+    price = find_prices(config.budget.prices, agent=config.agent, user=config.user)
     figures = summarize(held, failed, config.seed, price, seconds, excluded)
     if config.judge.model:
         name = config.judge.model.removeprefix("openai:")

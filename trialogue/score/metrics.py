@@ -10,8 +10,8 @@ from math import comb
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from trialogue.config import Price
-from trialogue.talk.account import to_cost
+from trialogue.config import Price, Speaker
+from trialogue.talk.account import find_price, to_cost
 from trialogue.task import Side
 from trialogue.trajectory import Trajectory, Usage
 
@@ -67,6 +67,16 @@ def pass_hats(rewards: Mapping[str, Sequence[float]], seed: int = 0) -> dict[int
 
 PriceOf = Callable[[Side, str | None], Price | None]
 """The price of what a side's model of that name uses."""
+
+
+def find_prices(table: Mapping[str, Price], **speakers: Speaker) -> PriceOf:
+    """The prices of a run's speakers: their own, else those of the table."""
+
+    def price(side: Side, model: str | None) -> Price | None:
+        speaker = speakers.get(side)
+        return None if model is None or speaker is None else find_price(model, speaker.price, table)
+
+    return price
 
 
 @dataclass(frozen=True, slots=True)
