@@ -39,6 +39,7 @@ class Cast:
 
 def find_cast(config: EvalConfig | TrainConfig, domain: Domain, account: Account) -> Cast:
     """The cast that settings name."""
+
     def find(speaker: Speaker, role: str) -> ModelSource:
         return find_model(speaker, "user", domain, config.limits, config.seed, account, role)
 
