@@ -240,6 +240,22 @@ class Training(Section):
     """Ablation: give failed conversations the reward 0 instead of leaving them out."""
 
 
+class CheckSettings(Section):
+    """Checks of every step; what they find is a warning in the metrics, the terminal and on the page."""
+
+    logprob_gap: float = Field(default=0.05, ge=0)
+    """Mean difference per token between the sampler's and the trainer's log-probabilities from which a step
+    warns; 0 is off."""
+    rewards: tuple[float, float] = (0.0, 1.0)
+    """The range rewards lie in."""
+    entropy: float = Field(default=0.01, ge=0)
+    """Nats per token under which the agent has stopped varying."""
+    flat_steps: int = Field(default=5, ge=1)
+    """Steps in a row without any signal from which each one warns."""
+    broken_steps: int = Field(default=3, ge=1)
+    """Steps in a row without a finite gradient, or with failed conversations only, that stop the run."""
+
+
 class TrainConfig(Section):
     """Everything `train` can be told."""
 
@@ -261,6 +277,7 @@ class TrainConfig(Section):
     loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=3)
     training: Training = Training()
+    checks: CheckSettings = CheckSettings()
     run: RunSettings = RunSettings()
 
 

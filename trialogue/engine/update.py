@@ -274,6 +274,12 @@ class Update:
                 group["lr"], group["betas"], group["eps"] = params.learning_rate, params.betas, params.eps
                 group["weight_decay"] = params.weight_decay if group["decays"] else 0.0
             self.optimizer.step()
+            weights = nn.utils.get_total_norm([value.detach() for value in self.parameters.values()])
+            if not bool(torch.isfinite(weights)):
+                raise EngineError(
+                    "the weights are no finite numbers after this step: go on from the last checkpoint "
+                    "with a lower learning rate"
+                )
         else:
             self.skipped += 1
         self.optimizer.zero_grad(set_to_none=True)

@@ -13,6 +13,7 @@ from trialogue.config import SftConfig
 from trialogue.engine.api import Row
 from trialogue.errors import ConfigError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
+from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
@@ -52,7 +53,8 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         run = Run.create(config.run, "sft", config.domain, config, config.seed, marks)
         run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
     checkpoints = Checkpoints(run, learner, keep=1)
-    first: int = (await checkpoints.restore())["step"] if resume is not None else 0
+    known = await checkpoints.restore() if resume is not None else {}
+    first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
     state = "failed"
     try:
         examples = await collect(domain, config, source)
@@ -72,19 +74,22 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
                 outputs = await learner.engine.forward_backward(batch, CrossEntropy())
                 metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
                 metrics |= await learner.engine.optim_step(to_optim(config.optimizer, step, steps))
+                checks.see_update(metrics)
+                if warnings := checks.collect():
+                    metrics["warnings"] = warnings
                 if marks:
                     metrics["marks"] = marks
                 await learner.engine.publish()
                 due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
-                run.add_metrics(metrics)
+                run.add_metrics(to_plain(metrics))
                 run.add_timings(step + 1, update=perf_counter() - started)
                 if watch is not None:
                     watch(step + 1, metrics)
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 if due or stop:
-                    await checkpoints.save(step + 1)
+                    await checkpoints.save(step + 1, {"streaks": checks.streaks})
                 if stop:
                     state = "stopped"
                     return run.path

@@ -18,6 +18,7 @@ from trialogue.config import Optimizer, TrainConfig, with_budget
 from trialogue.engine.api import Engine, OptimParams, Row
 from trialogue.errors import BudgetError, ConfigError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
+from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.grpo import PolicyLoss, advantages
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
@@ -68,6 +69,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     first, level = int(known.get("step", 0)), int(known.get("level", 0))
     cast.account.load(run.read_ledger())
     cast.record(config.user, run.path)
+    checks = Checks(config.checks, known.get("streaks"))
     levels = sorted(config.tasks.levels)
     price = find_prices(config.budget.prices, user=config.user)
     state = "failed"
@@ -82,7 +84,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 groups, flat = await hold(
                     step, domain, learner.agent(config, "train"), cast, config, admitted
                 )
-                rows = to_step(groups, config)
+                rows = to_step(groups, config, checks)
                 held = [item for group in [*groups, *flat] for item in everything(group)]
                 run.write_trajectories(f"step-{step + 1:06d}", with_advantages(held, rows))
                 clock.append(perf_counter())
@@ -92,14 +94,18 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                     metrics["marks"] = marks
                 if config.training.redraw_flat_groups:
                     metrics["redrawn_groups"] = len(flat)
+                checks.see_conversations(metrics, len(rows))
                 metrics |= await update(learner.engine, rows, step, config, reference)
+                checks.see_update(metrics)
                 await learner.engine.publish()
                 reached = step + 1
                 clock.append(perf_counter())
 
                 if config.training.curriculum and metrics.get("reward", 0.0) >= config.training.curriculum:
                     level = min(level + 1, len(levels) - 1) if levels else 0
-                run.add_metrics(metrics)
+                if warnings := checks.collect():
+                    metrics["warnings"] = warnings
+                run.add_metrics(to_plain(metrics))
                 run.add_ledger(cast.account.take(), step + 1)
                 run.add_timings(step + 1, rollout=clock[1] - clock[0], update=clock[2] - clock[1])
                 if watch is not None:
@@ -109,7 +115,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 if not stop and is_due(step + 1, config):
                     await _evaluate(step + 1, run, domain, learner, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
-                    await checkpoints.save(step + 1, {"level": level})
+                    await checkpoints.save(step + 1, {"level": level, "streaks": checks.streaks})
                 if stop:
                     state = "stopped"
                     return run.path
@@ -253,19 +259,23 @@ def with_advantages(trajectories: Iterable[Trajectory], rows: Iterable[Row]) -> 
     ]
 
 
-def to_step(groups: Sequence[Group], config: TrainConfig) -> list[Row]:
+def to_step(groups: Sequence[Group], config: TrainConfig, checks: Checks | None = None) -> list[Row]:
     """The rows of a step: the conversations of groups with signal. Failed ones enter no baseline."""
     rows: list[Row] = []
+    checks = checks or Checks(config.checks)
     for group in groups:
         held = list(group.trajectories)
         if config.training.score_failures:
             held += [item.model_copy(update={"reward": Reward(value=0.0)}) for item in group.failed]
         values = [item.value for item in held]
         shares = advantages(values, config.loss.name)
+        checks.see_group(group, values, shares)
         if not any(shares):
             continue
         for item, share in zip(held, shares, strict=True):
-            rows += to_rows(item, share, train_on_everything=config.training.train_on_everything)
+            whole = config.training.train_on_everything
+            found = to_rows(item, share, train_on_everything=whole)
+            rows += found if whole or checks.is_masked_right(item, found) else []
     return rows
 
 
@@ -285,7 +295,8 @@ async def update(
         outputs = await engine.forward_backward(
             rows[first : first + size], PolicyLoss(config.loss), temperature=config.training.temperature
         )
-        metrics |= outputs.metrics
+        gap = {key: metrics[key] for key in ("logprob_gap", "logprob_gap_max") if key in metrics}
+        metrics |= outputs.metrics | gap  # the first mini-batch compares like with like
         metrics |= await engine.optim_step(to_optim(config.optimizer, step, config.training.steps))
     return metrics
 

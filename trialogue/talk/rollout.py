@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from math import isfinite
 
 from trialogue.config import Limits
 from trialogue.errors import (
@@ -179,6 +180,8 @@ async def attempt(
             transcript.acting = "judge"
             if grade is not None:
                 reward = await settle(grade(task, trajectory, environment))
+                if reward is not None and not isfinite(reward.value):
+                    raise GradeError(f"the reward is {reward.value}, which is no number to learn from")
             if audit is not None:
                 findings = await settle(
                     audit(trajectory.model_copy(update={"reward": reward, "seed": own_seed}))

@@ -196,6 +196,11 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
             "flat_groups": _mean([line["flat_groups"] for line in recent if "flat_groups" in line]),
             "ends": dict(Counter(entry.end for entry in entries).most_common()),
             "blame": dict(Counter(entry.blame for entry in entries if entry.blame).most_common()),
+            "warnings": [
+                {"step": line["step"], "text": text}
+                for line in steps[-100:]
+                for text in line.get("warnings", ())
+            ][-5:],
         },
         "facets": {
             "family": sorted({entry.family for entry in entries if entry.family}),

@@ -194,13 +194,15 @@ def show_steps(quiet: bool = False) -> Generator[Callable[[int, dict[str, Any]],
             line = f"step={step} " + " ".join(f"{name}={value:.3f}" for name, value in shown.items())
             line += f" failed={metrics['failed']}" if metrics["failed"] else ""
         else:
-            if passed - last < 2 and "validation_loss" not in metrics:
+            if passed - last < 2 and not {"validation_loss", "warnings"} & metrics.keys():
                 return
             line = f"step={step}/{metrics.get('steps', '?')} loss={metrics.get('loss', float('nan')):.3f}"
             if "validation_loss" in metrics:
                 line += f" validation={metrics['validation_loss']:.3f}"
         last = passed
         print(f"{line} s={passed:.0f}", flush=True)
+        for warning in metrics.get("warnings", ()):
+            print(f"  warning: {warning}", file=sys.stderr, flush=True)
 
     yield tell
 

@@ -128,7 +128,8 @@ export class RunScreen {
       strip.append(s("rect", { class: `layer ${end}`, x: (100 * from) / count, width: (100 * number) / count, height: 8 }));
       from += number;
     }
-    fill(this.health, h("div", { class: "notes" }, notes, h("div", { class: "ends", role: "group", "aria-label": "How conversations ended" }, links), blame), strip);
+    fill(this.health, h("div", { class: "notes" }, notes, h("div", { class: "ends", role: "group", "aria-label": "How conversations ended" }, links), blame), strip,
+      (health.warnings || []).map(({ step, text }) => h("p", { class: "bad", role: "status" }, `step ${step}: ${text}`)));
   }
 
   drawForm() {

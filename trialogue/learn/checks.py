@@ -1,0 +1,141 @@
+"""Numbers that lie are caught: cheap looks at every step, each a warning that says what to do.
+
+Warnings stand in the step's metrics and are shown in the terminal and on the page. What cannot be learned
+from is left out; a run that only spins is stopped, with its last checkpoint to go on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from trialogue.config import CheckSettings
+from trialogue.engine.api import Row
+from trialogue.errors import EngineError
+from trialogue.trajectory import Group, Trajectory
+
+
+class Checks:
+    """The checks of a run. `streaks` counts steps in a row, and goes into checkpoints."""
+
+    def __init__(
+        self, settings: CheckSettings | None = None, streaks: Mapping[str, int] | None = None
+    ) -> None:
+        self.settings = settings or CheckSettings()
+        self.streaks: dict[str, int] = {"flat": 0, "broken": 0, "failed": 0, **(streaks or {})}
+        self._found: dict[str, list[str]] = {}
+
+    def find(self, kind: str, text: str) -> None:
+        self._found.setdefault(kind, []).append(text)
+
+    def collect(self) -> list[str]:
+        """The warnings since the last time, one of each kind."""
+        found, self._found = self._found, {}
+        return [
+            texts[0] + (f" ({len(texts)} times in this step)" if len(texts) > 1 else "")
+            for texts in found.values()
+        ]
+
+    def see_group(self, group: Group, values: Sequence[float], shares: Sequence[float]) -> None:
+        """Rewards lie in their range, and what siblings gain others lose."""
+        low, high = self.settings.rewards
+        for value in values:
+            if not low <= value <= high:
+                self.find(
+                    "reward",
+                    f"a reward of task {group.task.id} is {value:g}, outside {low:g} to {high:g}: "
+                    "mend the reward function, or set checks.rewards to its range",
+                )
+        total = sum(shares)
+        if not abs(total) <= 1e-4 * max(1.0, sum(abs(share) for share in shares)):
+            self.find(
+                "advantage",
+                f"the advantages of task {group.task.id} sum to {total:.3g} instead of 0: "
+                "the step is biased; report it with the run's seed",
+            )
+
+    def is_masked_right(self, trajectory: Trajectory, rows: Sequence[Row]) -> bool:
+        """Exactly the sampled ids are trained on, with a finite log-probability each."""
+        sampled = [
+            turn.tokens for turn in trajectory.turns if turn.side == "agent" and turn.tokens is not None
+        ]
+        wanted = sum(len(tokens.reply) for tokens in sampled)
+        trained = sum(sum(row.mask) for row in rows)
+        if trained != wanted:
+            self.find(
+                "mask",
+                f"{trained} tokens of {trajectory.id} would be trained on but {wanted} were sampled: it is "
+                "left out; the model's template and its renderer disagree, try another learner.renderer",
+            )
+            return False
+        if not all(isfinite(value) for tokens in sampled for value in tokens.logprobs):
+            self.find("logprobs", f"{trajectory.id} has log-probabilities that are no numbers: left out")
+            return False
+        return True
+
+    def see_update(self, metrics: dict[str, Any], *, stale: bool = False) -> None:
+        """What an optimizer step says of itself. `stale`: older weights sampled part of it."""
+        gap, bound = metrics.get("logprob_gap"), self.settings.logprob_gap
+        if gap is not None and bound and not stale and gap > bound:
+            self.find(
+                "gap",
+                f"sampler and trainer differ by {gap:.3g} per token (over {bound:g}): the ratios are off; "
+                "set loss.importance_cap=2 and look for weights or a precision that only one of them has",
+            )
+        entropy, least = metrics.get("entropy"), self.settings.entropy
+        if entropy is not None and entropy < least:
+            self.find(
+                "entropy",
+                f"the entropy is {entropy:.2g} nats per token (under {least:g}): the agent hardly varies any "
+                "more; raise training.temperature, lower the learning rate, or set loss.kl",
+            )
+        loss = metrics.get("loss")
+        broken = bool(metrics.get("skipped")) or (loss is not None and not isfinite(loss))
+        if loss is not None:
+            if broken:
+                self.find(
+                    "finite",
+                    "loss or gradient is no finite number: the step was skipped, the weights are as before; "
+                    "lower the learning rate if it happens again",
+                )
+            self._count("broken", broken, "had no finite gradient; lower optimizer.learning_rate")
+
+    def see_conversations(self, metrics: Mapping[str, Any], rows: int) -> None:
+        """Whether there was anything to learn from."""
+        if not metrics["conversations"]:
+            blame = max(metrics["blame"].items(), key=lambda item: item[1], default=("nobody", 0))[0]
+            self.find(
+                "failed",
+                f"every conversation of the step failed (mostly blamed: {blame}): nothing was learned; "
+                "the errors are in the run's trajectories",
+            )
+        self._count(
+            "failed", not metrics["conversations"], "had only failed conversations; see to what failed"
+        )
+        if not metrics["conversations"]:
+            return
+        self.streaks["flat"] = 0 if rows else self.streaks["flat"] + 1
+        if self.streaks["flat"] >= self.settings.flat_steps:
+            reward = metrics.get("reward", 0.0)
+            advice = "too hard: take lower tasks.levels or a cold start" if reward < 0.5 else "too easy"
+            self.find(
+                "flat",
+                f"no group had any signal for {self.streaks['flat']} steps (reward {reward:.2f}): the tasks "
+                f"are {advice}; larger groups, a higher temperature or training.redraw_flat_groups find some",
+            )
+
+    def _count(self, name: str, happened: bool, what: str) -> None:
+        self.streaks[name] = self.streaks[name] + 1 if happened else 0
+        if self.streaks[name] >= self.settings.broken_steps:
+            raise EngineError(
+                f"{self.streaks[name]} steps in a row {what}, then go on from the last checkpoint: --resume"
+            )
+
+
+def to_plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics that any reader of JSON takes: what is no finite number is null."""
+    return {
+        key: None if isinstance(value, float) and not isfinite(value) else value
+        for key, value in metrics.items()
+    }
