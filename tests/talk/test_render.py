@@ -32,96 +32,12 @@ TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<
 LLAMA = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id", "eom_id", "python_tag")
 LLAMA_TOKENS = tuple(f"<|{name}|>" for name in LLAMA)
 
-SMOLLM2_RULES = """{% for m in messages %}\
-{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-
-HERMES_HEAD = """{%- if tools %}
-{{- '<|im_start|>system\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
-{{- "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with \
-function signatures within <tools></tools> XML tags:\n<tools>" }}
-{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}
-{{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n\
-</tool_call><|im_end|>\n' }}
-{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}"""
-
-HERMES_TURNS = """{%- for m in messages %}
-{%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}
-{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-{%- elif m.role == 'assistant' %}
-{{- '<|im_start|>assistant\n' }}
-REASONING
-{%- for call in m.tool_calls or [] %}
-{%- if m.content or not loop.first %}{{- '\n' }}{%- endif %}
-{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
-{{- '}\n</tool_call>' }}
-{%- endfor %}
-{{- '<|im_end|>\n' }}
-{%- elif m.role == 'tool' %}
-{%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
-{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
-{%- endif %}"""
-
-# Qwen3 drops reasoning before the last question of the user and shows an empty block on a last message.
-QWEN3_RULES = (
-    HERMES_HEAD
-    + """{%- set ns = namespace(last=messages | length - 1, found=false) %}
-{%- for m in messages[::-1] %}
-{%- if not ns.found and m.role == 'user' and not (m.content.startswith('<tool_response>') and \
-m.content.endswith('</tool_response>')) %}
-{%- set ns.found = true %}{%- set ns.last = messages | length - 1 - loop.index0 %}
-{%- endif %}
-{%- endfor %}"""
-    + HERMES_TURNS.replace(
-        "REASONING",
-        """{%- if loop.index0 > ns.last and (loop.last or m.reasoning_content) %}
-{{- '<think>\n' + (m.reasoning_content or '').strip('\n') + '\n</think>\n\n' + m.content.lstrip('\n') }}
-{%- else %}{{- m.content }}{%- endif %}""",
-    )
-)
-
-# The same format by a template that keeps what it has shown.
-HERMES_RULES = HERMES_HEAD + HERMES_TURNS.replace(
-    "REASONING",
-    """{%- if m.reasoning_content %}
-{{- '<think>\n' + m.reasoning_content.strip('\n') + '\n</think>\n\n' + m.content.lstrip('\n') }}
-{%- else %}{{- m.content }}{%- endif %}""",
-)
-
-LLAMA3_RULES = """{{- bos_token }}
-{%- if messages[0].role == 'system' %}
-{%- set system = messages[0].content | trim %}{%- set messages = messages[1:] %}
-{%- else %}{%- set system = '' %}{%- endif %}
-{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}
-{%- if tools %}{{- 'Environment: ipython\n' }}{%- endif %}
-{{- 'Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n' }}
-{%- if tools %}
-{{- 'You have access to the following functions. To call a function, please respond with JSON for a function \
-call.Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.\
-Do not use variables.\n\n' }}
-{%- for tool in tools %}{{- tool | tojson(indent=4) + '\n\n' }}{%- endfor %}
-{%- endif %}
-{{- system + '<|eot_id|>' }}
-{%- for m in messages %}
-{%- if m.role == 'tool' %}
-{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' + m.content | tojson + '<|eot_id|>' }}
-{%- elif m.tool_calls %}
-{%- if m.tool_calls | length != 1 %}{{- raise_exception('one call at a time') }}{%- endif %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "' + m.tool_calls[0].function.name }}
-{{- '", "parameters": ' + m.tool_calls[0].function.arguments | tojson + '}<|eot_id|>' }}
-{%- else %}
-{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
+TEMPLATES = {
+    path.stem: path.read_text(encoding="utf-8").removesuffix("\n")
+    for path in Path(__file__).with_name("templates").glob("*.jinja")
+}
+"""`qwen3` drops reasoning before the last question of the user and shows an empty block on a last message;
+`hermes` is the same format by a template that keeps what it has shown."""
 
 
 def train_tokenizer(special: Sequence[str], plain: Sequence[str] = ()) -> Tokenizer:
@@ -152,14 +68,16 @@ def find_tokenizer(family: str) -> Any:
         case "compact":
             return train_tokenizer(COMPACT_TOKENS)
         case "qwen3":
-            return wrap(train_tokenizer(CHATML, TAGS), QWEN3_RULES, eos_token="<|im_end|>")
+            return wrap(train_tokenizer(CHATML, TAGS), TEMPLATES["qwen3"], eos_token="<|im_end|>")
         case "appending":
-            return wrap(train_tokenizer(CHATML, TAGS), HERMES_RULES, eos_token="<|im_end|>")
+            return wrap(train_tokenizer(CHATML, TAGS), TEMPLATES["hermes"], eos_token="<|im_end|>")
         case "smollm2":
-            return wrap(train_tokenizer(CHATML), SMOLLM2_RULES, eos_token="<|im_end|>")
+            return wrap(train_tokenizer(CHATML), TEMPLATES["smollm2"], eos_token="<|im_end|>")
         case _:
             bos = "<|begin_of_text|>"
-            return wrap(train_tokenizer(LLAMA_TOKENS), LLAMA3_RULES, bos_token=bos, eos_token="<|eot_id|>")
+            return wrap(
+                train_tokenizer(LLAMA_TOKENS), TEMPLATES["llama3"], bos_token=bos, eos_token="<|eot_id|>"
+            )
 
 
 @cache
@@ -550,7 +468,7 @@ def test_the_renderer_is_found_by_the_tokenizer() -> None:
         for family in ("compact", "qwen3", "smollm2", "llama3")
     }
     assert found == {"compact": "compact", "qwen3": "hermes", "smollm2": "hermes", "llama3": "llama3"}
-    other = wrap(train_tokenizer(CHATML), HERMES_RULES.replace("<tool_call>", "<call>"))
+    other = wrap(train_tokenizer(CHATML), TEMPLATES["hermes"].replace("<tool_call>", "<call>"))
     with pytest.raises(
         ConfigError, match="cannot be used with tools: its way of writing a call is not known"
     ):
@@ -578,7 +496,7 @@ def test_what_cannot_be_rendered_is_refused() -> None:
 
 
 def test_a_template_that_only_drops_reasoning_is_refused() -> None:
-    rules = HERMES_RULES.replace(
+    rules = TEMPLATES["hermes"].replace(
         "{%- if m.reasoning_content %}", "{%- if m.reasoning_content and loop.last %}"
     )
     with pytest.raises(ConfigError, match=r"\(reasoning\)"):
