@@ -54,6 +54,18 @@ class Speaker(Section):
     """Endpoint of an openai: model; OPENAI_BASE_URL where empty."""
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key. The key itself is never written anywhere."""
+    prompt: str = "domain"
+    """What a user is told: domain (the benchmark's own prompt where it has one, else guidelines and
+    scenario), house (guidelines and scenario), scenario (alone), card (facts and wishes in one line, for
+    small models), or a file in which {scenario} and {stop} are filled in."""
+    dynamics: Literal["off", "light", "heavy"] = "off"
+    """How strongly users who play by prompt differ in manner: traits drawn by each conversation's seed."""
+    personas: str | None = None
+    """A TOML file of traits or a JSONL file of personas in place of the built-in ones."""
+    mix: tuple[Share, ...] = ()
+    """Several models in place of one, each with its settings and weight."""
+    mix_by: Literal["conversation", "task"] = "conversation"
+    """Whether each conversation of a group draws its model, or the whole group has one."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; the endpoint's own default where empty."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -72,6 +84,16 @@ class Speaker(Section):
     """Seconds to wait for an endpoint that is down to come back, before conversations fail."""
     price: Price | None = None
     """Money for a million prompt, completion and perhaps cached tokens; from the price table where empty."""
+
+
+class Share(Speaker):
+    """One model of several."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """How often it is drawn, beside the others' weights."""
+
+
+Speaker.model_rebuild()
 
 
 class Tasks(Section):

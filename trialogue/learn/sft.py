@@ -26,7 +26,7 @@ from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render import Renderer, with_tokens
 from trialogue.talk.rollout import derive_seed, rollout
-from trialogue.talk.users import user_prompt
+from trialogue.talk.users import dress, user_prompt
 from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
@@ -41,7 +41,7 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
     if resume is not None:
         config = read_config(SftConfig, resume)
-    domain = find_domain(config.domain, config.data)
+    domain = dress(find_domain(config.domain, config.data), config.user)
     settings = config.sft
     source = find_examples(domain, config)
     tasks = [item.task if isinstance(item, Trajectory) else item for item in source]
@@ -155,10 +155,13 @@ def to_example_rows(trajectory: Trajectory, domain: Domain, renderer: Renderer, 
     if any(turn.tokens is not None for turn in trajectory.turns if turn.side == side):
         return to_rows(trajectory, 1.0, side=side)
     environment = domain.open(trajectory.task)
-    system = environment.policy if side == "agent" else user_prompt(domain, trajectory.task)
+    manner = domain.persona(trajectory.seed)[1] if domain.persona is not None else ""
+    system = environment.policy if side == "agent" else user_prompt(domain, trajectory.task, manner)
     tools = environment.tools if side == "agent" else environment.user_tools
-    party = Party(side, cast("Model", None), system, tools)
-    turns = with_tokens(party.sees(trajectory.turns), list(tools.values()), renderer)
+    cue = domain.user_cue if side == "user" else None
+    opens = domain.greeting is None and domain.opens == side
+    party = Party(side, cast("Model", None), system, tools, cue)
+    turns = with_tokens(party.sees(trajectory.turns), list(tools.values()), renderer, opens=opens)
     return to_rows(trajectory.model_copy(update={"turns": tuple(turns)}), 1.0, side=side)
 
 

@@ -33,6 +33,7 @@ from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.pace import LOG
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
+from trialogue.talk.users import dress
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Trajectory
 from trialogue.world.domain import Domain
@@ -49,7 +50,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         config = with_budget(read_config(TrainConfig, resume), config)
     account = Account(config.budget)
     found = find_domain(config.domain, config.data)
-    domain = equip(found, config.simulator, config.limits, config.seed, account)
+    domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)

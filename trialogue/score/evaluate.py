@@ -35,6 +35,7 @@ from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.replay import Recorder
 from trialogue.talk.rollout import rollout
+from trialogue.talk.users import dress
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domain import Domain
@@ -82,7 +83,7 @@ async def evaluate(
         config = with_budget(read_config(EvalConfig, resume), config)
     account = Account(config.budget)
     found = find_domain(config.domain, config.data)
-    domain = equip(found, config.simulator, config.limits, config.seed, account)
+    domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
     tasks = find_tasks(domain, config)
     marks = read_marks(Path(config.agent.model))
     if marks:

@@ -74,7 +74,10 @@ def find_prices(table: Mapping[str, Price], **speakers: Speaker) -> PriceOf:
 
     def price(side: Side, model: str | None) -> Price | None:
         speaker = speakers.get(side)
-        return None if model is None or speaker is None else find_price(model, speaker.price, table)
+        if model is None or speaker is None:
+            return None
+        own = {item.model.removeprefix("openai:"): item.price for item in speaker.mix}
+        return find_price(model, own.get(model) or speaker.price, table)
 
     return price
 

@@ -28,6 +28,14 @@ def find_model(
 ) -> ModelSource:
     """The source of models a `Speaker` setting names. What an endpoint costs goes to the `account`, under the
     role, which is the side where empty."""
+    if speaker.mix:
+        from trialogue.talk.mix import Mix
+
+        sources = [
+            (item.model, item.weight, find_model(item, side, domain, limits, seed, account, role))
+            for item in speaker.mix
+        ]
+        return Mix(sources, speaker.mix_by, seed)
     kind, _, rest = speaker.model.partition(":")
     if kind == "oracle" and not rest:
         return domain.oracle or _gold(side, domain)

@@ -119,15 +119,17 @@ def guess_name(controls: Set[str], template: str | None) -> str | None:
     return "template" if template else None
 
 
-def with_tokens(turns: Sequence[Turn], tools: Sequence[Tool], renderer: Renderer) -> list[Turn]:
+def with_tokens(
+    turns: Sequence[Turn], tools: Sequence[Tool], renderer: Renderer, *, opens: bool = False
+) -> list[Turn]:
     """The turns one side sees, with `Tokens` for each of its replies as if they had been sampled: what a
     teacher said, made into rows to learn from. Log-probabilities are 0. A greeting is no reply to anybody
-    and belongs to the prompt."""
+    and belongs to the prompt; the words of a side that `opens` are its own."""
     done: list[Turn] = []
     row: list[int] = []
     reply: list[int] = []
     since = 0
-    asked = False
+    asked = opens
     for position, turn in enumerate(turns):
         asked = asked or turn.message.role == "user"
         if turn.message.role == "assistant" and asked:

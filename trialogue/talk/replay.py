@@ -56,6 +56,8 @@ def from_data(data: dict[str, Any]) -> Reply:
 
 def is_asked(speaker: Speaker) -> bool:
     """Whether a speaker's words cannot be made again by rule, and have to be written down."""
+    if speaker.mix:
+        return any(map(is_asked, speaker.mix))
     kind = speaker.model.partition(":")[0]
     return kind not in ("", "oracle", "naive", "gold", "agenda", "scripted") and (
         kind != "replay" or speaker.otherwise is not None

@@ -160,6 +160,7 @@ async def attempt(
     reward: Reward | None = None
     failure: tuple[str, Blame] | None = None
     findings: Sequence[Finding] = ()
+    meta: dict[str, str] = {"domain": domain.reference or domain.name}
     clock = asyncio.timeout(limits.seconds)
     environment: Environment | None = None
     try:
@@ -173,7 +174,10 @@ async def attempt(
                 model = domain.agent_manner(task, model)
             speaks = Party("agent", model, environment.policy, environment.tools)
             transcript.acting = "user"
-            told = user_prompt(domain, task)
+            name_, manner = domain.persona(own_seed) if domain.persona is not None else ("", "")
+            told = user_prompt(domain, task, manner)
+            meta["prompt"] = hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+            meta |= {"persona": name_} if name_ else {}
             answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.user_cue)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
             trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
@@ -215,7 +219,7 @@ async def attempt(
         blame=blame,
         findings=tuple(findings),
         excluded=exclude and bool(findings),
-        meta={"domain": domain.reference or domain.name},
+        meta=meta,
     )
 
 

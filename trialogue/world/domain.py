@@ -84,6 +84,8 @@ class Domain:
     """How an LLM is told to play the user here; None takes the general guidelines."""
     user_prompt: Callable[[Task], str] | None = None
     """The whole system prompt of whoever plays the user, in place of guidelines and scenario."""
+    persona: Callable[[int], tuple[str, str]] | None = None
+    """Name and words of a user's manner, by the seed of the conversation; empty where it has none."""
     user_cue: str | None = None
     """Words of the agent that a user who opens is given to answer; the agent knows nothing of them."""
     judge: Callable[[Task, int], Any] | None = None

@@ -1,0 +1,63 @@
+"""What a user is like besides its scenario: traits as data, drawn by the conversation's seed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+from trialogue.errors import ConfigError
+
+BUILT_IN = Path(__file__).parent / "personas.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Persona:
+    """The manner of one user: a name to file it under and the words it is told."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Personas:
+    """Groups of traits, of each of which at most one is drawn; or whole personas, one of which is."""
+
+    groups: Mapping[str, Mapping[str, str]]
+    chance: Mapping[str, float]
+
+    def draw(self, seed: int) -> Persona | None:
+        """The persona of a conversation; None where nothing was drawn."""
+        random = Random(f"persona/{seed}")
+        names: list[str] = []
+        texts: list[str] = []
+        for group, traits in self.groups.items():
+            drawn, trait = random.random(), random.choice(sorted(traits))
+            if drawn < self.chance.get(group, 0.0):
+                names.append(f"{group}={trait}")
+                texts.append(traits[trait])
+        return Persona(" ".join(names), " ".join(texts)) if names else None
+
+
+def read_personas(strength: str, file: str | None = None) -> Personas:
+    """Traits from a TOML file of groups with their chances, or whole personas from JSON lines."""
+    path = Path(file) if file is not None else BUILT_IN
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            lines = [json.loads(line) for line in text.split("\n") if line.strip()]
+            whole = {str(line["name"]): str(line["text"]) for line in lines}
+            return Personas({"persona": whole}, {"persona": 1.0})
+        data = cast("dict[str, Any]", tomllib.loads(text))
+        chance = cast("dict[str, float]", data.pop("chance")[strength])
+        groups = {name: {key: str(value) for key, value in traits.items()} for name, traits in data.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot read the personas in {path}: {type(error).__name__}: {error}; write groups of named "
+            f"texts and [chance.{strength}] in TOML, or JSON lines with name and text"
+        ) from None
+    return Personas(groups, chance)
