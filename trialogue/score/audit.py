@@ -183,7 +183,7 @@ def find_wrong_facts(case: Case) -> Iterator[Finding]:
                 wrong -= {value for value in wrong if value in _flat(said.known)}
             if wrong == stated:
                 found |= dict.fromkeys(sorted(wrong), "contradiction")
-        values = {_flat(value) for value in _find_values(said.text, names)}
+        values = {_flat(value) for value in find_values(said.text, names)}
         told = _flat(said.known) if values else ""
         for value in sorted(values):
             if value not in given and value not in told and not any(value in other for other in found):
@@ -200,7 +200,7 @@ def _is_among(value: str, own: set[str]) -> bool:
     return value in own or any(short in other for other in own) or not words
 
 
-def _find_values(text: str, names: frozenset[str]) -> Iterator[str]:
+def find_values(text: str, names: frozenset[str] = frozenset()) -> Iterator[str]:
     """What nobody could say without knowing it: addresses, numbers, codes, names, things of the world."""
     for pattern in (_EMAIL, _CODE, _NUMBER):
         for match in pattern.finditer(text):
@@ -253,7 +253,7 @@ def find_dump(case: Case) -> Iterator[Finding]:
         given = sorted(value for value in values if _has(text, value) and not _has(wanted, value))
         enough = len(given) >= 2
     else:
-        values = {_flat(value) for value in _find_values(case.task.instructions, frozenset())}
+        values = {_flat(value) for value in find_values(case.task.instructions)}
         given = sorted(value for value in values if _has(text, value))
         enough = len(given) >= 3 and len(given) > len(values) / 2
     if enough:
@@ -468,6 +468,11 @@ def _words(text: str) -> list[str]:
 def _flat(text: str) -> str:
     """A text without case and punctuation at the edges of words, so that wordings can be compared."""
     return " ".join(word.strip(".,;:!?()\"'`") for word in text.replace("’", "'").lower().split())
+
+
+def has_value(text: str, value: str) -> bool:
+    """Whether a value stands in a text, whatever the case and the punctuation around it."""
+    return _has(_flat(text), _flat(value))
 
 
 def _has(text: str, value: str) -> bool:

@@ -280,3 +280,42 @@ def show_demo(
         f"{summary['seconds']['total']:.0f} s in all; curve: {directory / 'curve.png'}", soft_wrap=True
     )
     console.print(f"talk to it: trialogue chat {directory / 'rl'}", soft_wrap=True)
+
+
+def show_users(result: dict[str, Any], console: Console | None = None) -> None:
+    """Several users side by side, and how often the outcome is the same with them."""
+    console = console or Console()
+    lines = {
+        "success %": lambda row: _percent(row["pass^1"]),
+        "  95 % interval": lambda row: f"{_percent(row['pass^1_low'])} to {_percent(row['pass^1_high'])}",
+        "conversations": lambda row: f"{row['conversations']} ({row['failed']} failed)",
+        "user turns": lambda row: _number(row["user_turns"]),
+        "words per turn": lambda row: _number(row["words_per_turn"]),
+        "findings per 100": lambda row: _number(row["findings_per_100"]),
+        "distinct openings %": lambda row: _percent(row["distinct_openings"]),
+        "facts told per turn": lambda row: _number(row["revealed_per_turn"]),
+        "facts told at once %": lambda row: _percent(row["revealed_at_once"]),
+        "cost": lambda row: _number(row["cost"]),
+    }
+    table = Table("", *result["users"])
+    for name, show in lines.items():
+        table.add_row(name, *(show(row) for row in result["users"].values()))
+    console.print(table)
+    for pair, found in result["agreement"].items():
+        if found["conversations"]:
+            console.print(
+                f"{pair}: same outcome in {_percent(found['same'])} % of {found['conversations']} "
+                f"conversations (kappa {found['kappa']:.2f})",
+                highlight=False,
+            )
+    for user, row in result["users"].items():
+        for kind, count in row["findings"].items():
+            console.print(f"{user}: {kind} {count}", highlight=False)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
