@@ -278,6 +278,20 @@ class CheckSettings(Section):
     """Steps in a row without a finite gradient, or with failed conversations only, that stop the run."""
 
 
+class StragglerSettings(Section):
+    """What a step does about conversations that take much longer than the others."""
+
+    policy: Literal["wait", "cut", "carry"] = "wait"
+    """wait: a step ends with its last conversation, and equal seeds give equal runs; cut: those still under
+    way fail, unscored; carry: they go on into the next steps, speaking with newer weights."""
+    quorum: float = Field(default=0.75, gt=0, le=1)
+    """Share of a step's conversations that are over before the step stops waiting."""
+    patience: float = Field(default=1.25, ge=1)
+    """How long the rest gets, as a multiple of the time that took."""
+    staleness: int = Field(default=2, ge=1)
+    """Steps after which what was carried is cut: no trained token is older than this many versions."""
+
+
 class TrainConfig(Section):
     """Everything `train` can be told."""
 
@@ -300,6 +314,7 @@ class TrainConfig(Section):
     optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=3)
     training: Training = Training()
     checks: CheckSettings = CheckSettings()
+    stragglers: StragglerSettings = StragglerSettings()
     run: RunSettings = RunSettings()
 
 

@@ -18,7 +18,7 @@ from trialogue.config import Learner, TrainConfig
 from trialogue.durable import MANIFEST, find_damage, put_in_place, saving, seal, write_json
 from trialogue.errors import RunError
 from trialogue.run import Run, list_checkpoints
-from trialogue.talk.local import LocalSource, Sampling
+from trialogue.talk.local import LocalSource, Sampler, Sampling
 from trialogue.talk.model import ModelSource
 from trialogue.talk.render import Renderer
 from trialogue.talk.speech import load_renderer, save_renderer
@@ -37,14 +37,14 @@ class Learned:
     renderer: Renderer
     tokenizer: Any
 
-    def agent(self, config: TrainConfig, purpose: str) -> ModelSource:
+    def agent(self, config: TrainConfig, purpose: str, sampler: Sampler | None = None) -> ModelSource:
         """The agent that speaks with the present weights: sampled while it learns, greedy when evaluated."""
         sampling = Sampling(
             temperature=config.training.temperature if purpose == "train" else 0.0,
             reply_tokens=config.limits.reply_tokens,
             context_tokens=config.limits.context_tokens,
         )
-        return LocalSource(self.engine, self.renderer, sampling)
+        return LocalSource(sampler or self.engine, self.renderer, sampling)
 
 
 def load_learner(learner: Learner, seed: int) -> Learned:

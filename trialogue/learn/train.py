@@ -7,7 +7,8 @@ now and then evaluate on dev tasks and save a checkpoint.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import cos, pi
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import Any
 
 from trialogue.config import Optimizer, TrainConfig, with_budget
 from trialogue.engine.api import Engine, OptimParams, Row
-from trialogue.errors import BudgetError, ConfigError, TrialogueError
+from trialogue.errors import BudgetError, ConfigError, RunError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.grpo import PolicyLoss, advantages
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
+from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
 from trialogue.run import Run, read_config, read_lines
 from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import find_prices, summarize
@@ -73,18 +75,27 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
     checks = Checks(config.checks, known.get("streaks"))
     levels = sorted(config.tasks.levels)
     price = find_prices(config.budget.prices, user=config.user)
+    gate = Gate(learner.engine)
+    agent = learner.agent(config, "train", gate)
+    waves = make_waves(domain, agent, cast, config)
+    for old in known.get("waves", ()):
+        tasks = choose_tasks(domain, config, old["step"], 0, old["levels"])
+        waves.begin(old["step"], [task for task in tasks if task.id in old["tasks"]], old["levels"])
     state = "failed"
     reached = first
     try:
         with Interrupt() as interrupt:
             if is_due(first, config) and not has_evaluation(run.path, first):
-                await _evaluate(first, run, domain, learner, cast, config, watch)
+                await _evaluate(first, run, domain, learner, gate, cast, config, watch)
             for step in range(first, config.training.steps):
                 clock = [perf_counter()]
                 admitted = levels[: level + 1] if config.training.curriculum else levels
-                groups, flat = await hold(
-                    step, domain, learner.agent(config, "train"), cast, config, admitted
-                )
+                tasks = choose_tasks(domain, config, step, 0, admitted)
+                if config.stragglers.policy == "wait":
+                    groups, flat = await hold(step, domain, agent, cast, config, admitted)
+                else:
+                    waves.begin(step, tasks, admitted)
+                    groups, flat = await waves.take(step, step + 1 == config.training.steps), []
                 rows = to_step(groups, config, checks)
                 held = [item for group in [*groups, *flat] for item in everything(group)]
                 run.write_trajectories(f"step-{step + 1:06d}", with_advantages(held, rows))
@@ -95,10 +106,13 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                     metrics["marks"] = marks
                 if config.training.redraw_flat_groups:
                     metrics["redrawn_groups"] = len(flat)
+                version = learner.engine.weight_version
+                metrics |= measure_flow(tasks, groups, config.training.group_size, version)
                 checks.see_conversations(metrics, len(rows))
-                metrics |= await update(learner.engine, rows, step, config, reference)
-                checks.see_update(metrics)
-                await learner.engine.publish()
+                async with gate.closed():
+                    metrics |= await update(learner.engine, rows, step, config, reference)
+                    checks.see_update(metrics, stale=metrics["staleness_max"] > 0)
+                    await learner.engine.publish()
                 reached = step + 1
                 clock.append(perf_counter())
 
@@ -114,9 +128,9 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 last = step + 1 == config.training.steps or stop
                 if not stop and is_due(step + 1, config):
-                    await _evaluate(step + 1, run, domain, learner, cast, config, watch)
+                    await _evaluate(step + 1, run, domain, learner, gate, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
-                    await checkpoints.save(step + 1, {"level": level, "streaks": checks.streaks})
+                    await checkpoints.save(step + 1, to_facts(level, checks, waves))
                 if stop:
                     state = "stopped"
                     return run.path
@@ -125,16 +139,50 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         return run.path
     except BudgetError as error:
         LOG.warning("%s; saved after step %d", error, reached)
-        await checkpoints.save(reached, level)
+        await checkpoints.save(reached, to_facts(level, checks, waves))
         state = "stopped"
         return run.path
     finally:
-        run.add_ledger(cast.account.take(), reached)
+        await waves.close()
+        with suppress(RunError):  # on a full disk there is another error to tell
+            run.add_ledger(cast.account.take(), reached)
         learner.engine.close()
         if reference is not None:
             reference.engine.close()
         await cast.close()
         run.close(state)
+
+
+def to_facts(level: int, checks: Checks, waves: Waves) -> dict[str, Any]:
+    """What the loop knows besides the weights, for a checkpoint."""
+    return {"level": level, "streaks": checks.streaks, "waves": waves.to_data()}
+
+
+def make_waves(domain: Domain, agent: ModelSource, cast: Cast, config: TrainConfig) -> Waves:
+    """Where conversations are held that a step need not wait for."""
+    if config.stragglers.policy != "wait" and config.training.redraw_flat_groups:
+        raise ConfigError("training.redraw_flat_groups needs whole steps: set stragglers.policy=wait")
+
+    def begin(wave: Wave) -> AsyncGenerator[Group]:
+        return rollout(
+            domain,
+            wave.tasks,
+            agent,
+            cast.user,
+            group_size=config.training.group_size,
+            concurrency=config.rollout.concurrency,
+            limits=config.limits,
+            seed=derive_seed(config.seed, "step", wave.step),
+            redraws=config.rollout.redraws,
+            grade=grade,
+            audit=cast.audit,
+            exclude=cast.exclude,
+            name=f"{wave.step + 1}/",
+            each=wave.hear,
+            deadline=wave.deadline,
+        )
+
+    return Waves(config.stragglers, begin, config.training.group_size)
 
 
 def is_due(step: int, config: TrainConfig) -> bool:
@@ -323,6 +371,7 @@ async def _evaluate(
     run: Run,
     domain: Domain,
     learner: Learned,
+    gate: Gate,
     cast: Cast,
     config: TrainConfig,
     watch: Watch | None,
@@ -357,6 +406,7 @@ async def _evaluate(
     metrics = {"step": step, "kind": "eval", "split": split, **figures}
     run.add_metrics(metrics)
     run.add_timings(step, evaluate=perf_counter() - started)
-    await learner.engine.publish()  # the next step begins as it would after resuming
+    async with gate.closed():
+        await learner.engine.publish()  # the next step begins as it would after resuming
     if watch is not None:
         watch(step, metrics)

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from math import isfinite
+from typing import Any
 
 from trialogue.config import Limits
 from trialogue.errors import (
@@ -37,6 +38,27 @@ Grade = Callable[
 Audit = Callable[[Trajectory], Sequence[Finding] | Awaitable[Sequence[Finding]]]
 
 
+class Deadline:
+    """Cuts whatever is still under way, at once, when somebody decides that it has taken long enough."""
+
+    def __init__(self) -> None:
+        self.passed = False
+        self._clocks: set[asyncio.Timeout] = set()
+
+    def cut(self) -> None:
+        self.passed = True
+        for clock in self._clocks:
+            clock.reschedule(asyncio.get_running_loop().time())
+
+    def add(self, clock: asyncio.Timeout) -> None:
+        self._clocks.add(clock)
+        if self.passed:
+            clock.reschedule(asyncio.get_running_loop().time())
+
+    def drop(self, clock: asyncio.Timeout) -> None:
+        self._clocks.discard(clock)
+
+
 async def rollout(
     domain: Domain,
     tasks: Iterable[Task],
@@ -55,13 +77,14 @@ async def rollout(
     skip: Callable[[Task, int], bool] | None = None,
     failures: Callable[[Task, int], int] | None = None,
     each: Callable[[Trajectory], None] | None = None,
+    deadline: Deadline | None = None,
 ) -> AsyncGenerator[Group]:
     """Hold `group_size` conversations of each task and yield each group when its last one is over.
 
     `skip(task, trial)` leaves conversations out that are already on record, `failures(task, trial)` tells
     how often one has failed before, and `each` is told every conversation as soon as it is over. `audit` says
-    what the user did wrong; with `exclude` such a conversation is held anew like a failed one. Closing the
-    generator early cancels what is still under way.
+    what the user did wrong; with `exclude` such a conversation is held anew like a failed one. A `deadline`
+    that passes cuts those under way, which fail. Closing the generator early cancels them.
     """
     limits = limits or Limits()
     room = asyncio.Semaphore(concurrency)
@@ -86,12 +109,15 @@ async def rollout(
                     audit=audit,
                     exclude=exclude,
                     name=name,
+                    deadline=deadline,
                 )
             if each is not None:
                 each(trajectory)
             if trajectory.end != "error" and not trajectory.excluded:
                 return trajectory, spoilt
             spoilt.append(trajectory)
+            if deadline is not None and deadline.passed:
+                break
         return None, spoilt
 
     async def gather(task: Task, trials: list[int]) -> None:
@@ -151,6 +177,7 @@ async def attempt(
     audit: Audit | None = None,
     exclude: bool = False,
     name: str = "",
+    deadline: Deadline | None = None,
 ) -> Trajectory:
     """Hold and grade one conversation. The error boundary: nothing a party, tool or judge does gets past."""
     transcript = Transcript()
@@ -160,12 +187,14 @@ async def attempt(
     reward: Reward | None = None
     failure: tuple[str, Blame] | None = None
     findings: Sequence[Finding] = ()
-    meta: dict[str, str] = {"domain": domain.reference or domain.name}
+    meta: dict[str, Any] = {"domain": domain.reference or domain.name}
     clock = asyncio.timeout(limits.seconds)
     environment: Environment | None = None
     try:
         async with clock:
             CLOCK.set(clock)
+            if deadline is not None:
+                deadline.add(clock)
             transcript.acting = "tool"
             environment = domain.open(task)
             transcript.acting = "agent"
@@ -201,9 +230,14 @@ async def attempt(
         text = f"{type(error).__name__}: {error}"
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
+            if deadline is not None and deadline.passed:
+                text = "cut: still under way when its step no longer waited"
+                meta["cut"] = True
         failure = clean_text(text), find_blame(error, transcript.acting)
         reward = None
     finally:
+        if deadline is not None:
+            deadline.drop(clock)
         if environment is not None:
             await environment.close()
     error, blame = failure or (None, "user" if findings else None)

@@ -1,0 +1,272 @@
+"""Slow conversations hold nobody up: throughput, staleness, and who was left out, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import selectors
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from trialogue import Reply
+from trialogue.config import StragglerSettings, TrainConfig
+from trialogue.errors import ConfigError
+from trialogue.learn.stragglers import Gate, Waves, measure_flow
+from trialogue.learn.train import make_waves, train
+from trialogue.run import list_checkpoints, read_lines, read_trajectories
+from trialogue.score.cast import Cast
+from trialogue.task import Task
+from trialogue.trajectory import Group
+from trialogue.world.find import find_domain
+
+Result = TypeVar("Result")
+STEPS, TASKS, SIZE = 12, 6, 8
+REPLY, UPDATE = 1.0, 4.0
+"""Seconds of a user's reply and of an update; a straggler's reply takes fifty times as long."""
+
+
+class Jumping(asyncio.SelectorEventLoop):
+    """An event loop that does not wait: when nothing is ready, its clock jumps to what comes next."""
+
+    def __init__(self) -> None:
+        super().__init__(selectors.SelectSelector())
+        self.now = 0.0
+        chooser: Any = self._selector  # type: ignore[attr-defined]
+        select = chooser.select
+
+        def jump(timeout: float | None = None) -> Any:
+            found = select(0)
+            if not found and timeout:
+                self.now += timeout
+            return found
+
+        chooser.select = jump
+
+    def time(self) -> float:
+        return self.now
+
+
+def play(work: Coroutine[Any, Any, Result]) -> tuple[Result, float]:
+    """Run to the end; gives the seconds it would have taken."""
+    loop = Jumping()
+    try:
+        return loop.run_until_complete(work), loop.now
+    finally:
+        loop.close()
+
+
+class Slow:
+    """A user who thinks before each reply."""
+
+    def __init__(self, model: Any, seconds: float) -> None:
+        self.model, self.seconds = model, seconds
+
+    async def reply(self, turns: Any, tools: Any) -> Reply:
+        await asyncio.sleep(self.seconds)
+        return await self.model.reply(turns, tools)
+
+
+def make_user(domain: Any, share: float, started: Counter[str]) -> Any:
+    def user(task: Task, seed: int) -> Slow:
+        started[task.family] += 1
+        drawn = random.Random(seed)
+        slow = drawn.random() < share
+        return Slow(domain.user(task, seed), REPLY * drawn.uniform(0.5, 1.5) * (50 if slow else 1))
+
+    return user
+
+
+async def run_steps(
+    wall: str, policy: str, share: float, **settings: Any
+) -> tuple[list[list[Group]], Counter[str], Waves]:
+    """Some steps of held conversations and an update each, as `train` makes them, without weights."""
+    domain = find_domain(wall)
+    config = TrainConfig.model_validate(
+        {
+            "domain": wall,
+            "training": {"group_size": SIZE, "tasks_per_step": TASKS},
+            "rollout": {"redraws": 0},
+            "stragglers": {"policy": policy, **settings},
+        }
+    )
+    started: Counter[str] = Counter()
+    waves = make_waves(domain, domain.oracle, Cast(make_user(domain, share, started)), config)  # type: ignore[arg-type]
+    taken: list[list[Group]] = []
+    for step in range(STEPS):
+        waves.begin(step, domain.tasks("train"), ())
+        taken.append(await waves.take(step, step == STEPS - 1))
+        await asyncio.sleep(UPDATE)
+    await waves.close()
+    return taken, started, waves
+
+
+def count(taken: list[list[Group]]) -> int:
+    return sum(len(group.trajectories) for groups in taken for group in groups)
+
+
+@pytest.mark.parametrize("policy", ["cut", "carry"])
+def test_throughput_with_stragglers(wall: str, policy: str) -> None:
+    (smooth, _, _), alone = play(run_steps(wall, policy, 0.0))
+    (rough, _, _), together = play(run_steps(wall, policy, 0.05))
+    (_, _, _), waiting = play(run_steps(wall, "cut", 0.05, quorum=1.0))
+    share = (count(rough) / together) / (count(smooth) / alone)
+    print(f"{policy}: {share:.1%} of the throughput without; waiting takes {waiting / alone:.1f} times")
+    assert count(smooth) >= 0.95 * STEPS * TASKS * SIZE
+    assert share >= 0.9
+    assert waiting > 5 * alone  # what it is all about
+
+
+def test_everything_begun_is_learned_from_or_told(wall: str) -> None:
+    (taken, started, waves), _ = play(run_steps(wall, "carry", 0.05))
+    groups = [group for step in taken for group in step]
+    ids = [item.id for group in groups for item in (*group.trajectories, *group.failed)]
+    assert len(ids) == len(set(ids)) == STEPS * TASKS * SIZE == sum(started.values())
+    assert waves.waves == []
+    figures = [measure_flow(find_domain(wall).tasks("train"), step, SIZE, 0) for step in taken]
+    for family in ("inside", "outside"):
+        trained = sum(line["trained"].get(family, 0) for line in figures)
+        cut = sum(line["cut"].get(family, 0) for line in figures)
+        assert sum(line["started"][family] for line in figures) == started[family] == trained + cut
+        assert 0.02 < cut / started[family] < 0.09  # the slow ones, of whichever family
+    assert all(item.blame == "user" for group in groups for item in group.failed)
+    assert all((item.error or "").startswith("cut: ") for group in groups for item in group.failed)
+
+
+def test_nothing_is_older_than_allowed(wall: str) -> None:
+    for staleness in (1, 3):
+        (taken, _, _), _ = play(run_steps(wall, "carry", 0.05, staleness=staleness))
+        ages = {
+            step - (int(item.id.split("/")[0]) - 1)
+            for step, groups in enumerate(taken)
+            for group in groups
+            for item in group.trajectories
+        }
+        assert (min(ages), max(ages)) == (0, staleness)
+    (taken, _, _), _ = play(run_steps(wall, "cut", 0.05))
+    assert all(
+        int(item.id.split("/")[0]) == step + 1
+        for step, groups in enumerate(taken)
+        for group in groups
+        for item in group.trajectories
+    )
+
+
+def test_what_was_carried_is_kept_for_resuming(wall: str) -> None:
+    async def work() -> tuple[list[dict[str, Any]], list[Group]]:
+        domain = find_domain(wall)
+        config = TrainConfig.model_validate(
+            {"domain": wall, "training": {"group_size": SIZE}, "stragglers": {"policy": "carry"}}
+        )
+        waves = make_waves(domain, domain.oracle, Cast(make_user(domain, 0.05, Counter())), config)  # type: ignore[arg-type]
+        waves.begin(0, domain.tasks("train"), (1, 2))
+        groups = await waves.take(0)
+        data = waves.to_data()
+        await waves.close()
+        return data, groups
+
+    (data, groups), _ = play(work())
+    [kept] = json.loads(json.dumps(data))
+    assert (kept["step"], kept["levels"]) == (0, [1, 2])
+    assert kept["tasks"]
+    assert {*kept["tasks"], *(group.task.id for group in groups)} == {
+        f"train-{number}" for number in range(6)
+    }
+    assert len(kept["tasks"]) + len(groups) == 6
+
+
+async def test_a_gate_lets_replies_end_and_holds_others_back() -> None:
+    events: list[str] = []
+
+    class Sampler:
+        async def sample(self, prompts: Any, params: Any, *, session: str | None = None) -> Any:
+            events.append(f"begin {session}")
+            await asyncio.sleep(0.01)
+            events.append(f"end {session}")
+            return []
+
+        async def end_session(self, session: str) -> None: ...
+
+    gate = Gate(Sampler())
+    first = asyncio.create_task(gate.sample([], None, session="a"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    async with gate.closed():
+        second = asyncio.create_task(gate.sample([], None, session="b"))  # type: ignore[arg-type]
+        await asyncio.sleep(0.02)
+        events.append("update")
+    await asyncio.gather(first, second)
+    assert events == ["begin a", "end a", "update", "begin b", "end b"]
+
+
+def test_redrawing_needs_whole_steps(wall: str) -> None:
+    config = TrainConfig.model_validate(
+        {"stragglers": {"policy": "cut"}, "training": {"redraw_flat_groups": 1}}
+    )
+    with pytest.raises(ConfigError, match=r"redraw_flat_groups needs whole steps"):
+        make_waves(find_domain(wall), None, Cast(None), config)  # type: ignore[arg-type]
+    assert StragglerSettings().policy == "wait"
+
+
+SLOW_USER = """
+import asyncio
+
+
+class Slow:
+    def __init__(self, model):
+        self.model, self.said = model, 0
+
+    async def reply(self, turns, tools):
+        self.said += 1
+        if self.said == 2:
+            await asyncio.sleep(0.7)
+        return await self.model.reply(turns, tools)
+
+
+def user(task, seed):
+    model = ScriptedModel(["Paint it.", "Paint it again.", "###STOP###"])
+    return Slow(model) if seed % 5 == 0 else model
+"""
+
+
+def make_slow(wall: Path, file: Path) -> Path:
+    text = wall.read_text(encoding="utf-8")
+    file.write_text(text.replace("TASKS = [", SLOW_USER + "\n\nTASKS = [", 1), encoding="utf-8")
+    return file
+
+
+async def test_partial_conversations_go_on_with_newer_weights(
+    train_config: Callable[..., TrainConfig], trained: Path, tmp_path: Path, wall: str
+) -> None:
+    file = make_slow(Path(wall), tmp_path / "slow.py")
+    config = train_config(
+        domain=str(file),
+        learner__model=str(trained),
+        training__steps=6,
+        training__tasks_per_step=6,
+        training__checkpoint_every=1,
+        training__eval_every=3,
+        stragglers__policy="carry",
+        stragglers__quorum=0.6,
+        stragglers__patience=1.0,
+    )
+    run = await train(config)
+    lines = [line for _, line in read_lines(run / "metrics.jsonl") if "kind" not in line]
+    assert max(line["staleness_max"] for line in lines) in (1, 2)
+    begun = Counter[str]()
+    ended = Counter[str]()
+    for line in lines:
+        begun.update(line["started"])
+        ended.update(line["trained"])
+        ended.update(line["cut"])
+    assert begun == ended == Counter({"inside": 72, "outside": 72})
+    held = [item for item in read_trajectories(run) if not item.id.startswith("eval-")]
+    assert len({item.id for item in held}) == len(held) == 144
+    versions = [{turn.tokens.version for turn in item.turns if turn.tokens is not None} for item in held]
+    assert any(len(found) > 1 for found in versions)  # one conversation, two versions of the weights
+    assert any(
+        json.loads((folder / "trainer.json").read_text())["waves"] for folder in list_checkpoints(run)[:1]
+    )
