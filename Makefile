@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl test-users test-view pictures check clean
+.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl test-users test-view pictures test-track check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,10 @@ test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few m
 
 test-trl: .venv-trl/.stamp ## compare our losses with TRL's, in an environment of its own
 	.venv-trl/bin/python -m pytest tests/hosts/test_trl_losses.py $(ARGS)
+
+test-track: .venv-view/.stamp ## log to tensorboard, wandb and trackio, without a network
+	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -e '.[track]'
+	.venv-view/bin/python -m pytest tests/hosts/track $(ARGS)
 
 test-view: .venv-view/.stamp .venv-view/runs/.stamp ## look at runs in Chromium: screens, keys, security, access, speed
 	TRIALOGUE_VIEW_RUNS=$(CURDIR)/.venv-view/runs PYTHONPATH=tests/hosts/view \

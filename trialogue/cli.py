@@ -345,16 +345,40 @@ def _learn(
     verb: Any, kind: Any, file: str | None, settings: tuple[str, ...], resume: str | None, as_json: bool
 ) -> None:
     import asyncio
+    from contextlib import closing
 
     from trialogue.config import load_config
     from trialogue.run import read_about, read_config
-    from trialogue.view.terminal import show_steps
+    from trialogue.view.live import show_steps
+    from trialogue.view.report import write_report
+    from trialogue.view.trackers import Trackers
 
     if file is not None and "=" in file:
         settings, file = (file, *settings), None
     config = load_config(kind, file, settings, read_config(kind, Path(resume)) if resume else None)
-    with show_steps(quiet=as_json) as watch:
-        path = asyncio.run(verb(config, resume=Path(resume) if resume else None, watch=watch))
+    title = f"trialogue {verb.__name__} · {config.domain} · {config.learner.model}"
+    steps = config.training.steps if verb.__name__ == "train" else None
+    trackers = Trackers(config.run.track)
+    run: list[Path] = []
+    try:
+        with closing(trackers), show_steps(as_json, title, steps) as shown:
+
+            def started(path: Path) -> None:
+                run.append(path)
+                shown.started(path)
+                trackers.started(path)
+
+            def watch(step: int, metrics: dict[str, Any]) -> None:
+                shown(step, metrics)
+                trackers(step, metrics)
+
+            resumed = Path(resume) if resume else None
+            path = asyncio.run(verb(config, resume=resumed, watch=watch, started=started))
+    except KeyboardInterrupt:
+        if run:
+            click.echo(f"stopped at once; go on from the last checkpoint with: --resume {run[0]}", err=True)
+        raise
+    write_report(path)
     about = read_about(path)
     state, marks = about["state"], about.get("marks", [])
     for mark in marks:
@@ -367,6 +391,7 @@ def _learn(
         click.echo(f"model: {path / 'model'}")
         click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}")
         click.echo(f"talk to it: trialogue chat {path}")
+        click.echo(f"look at it: trialogue view {path}")
 
 
 @main.command("chat")
@@ -406,7 +431,8 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
 
     from trialogue.learn.demo import demonstrate
     from trialogue.run import set_aside
-    from trialogue.view.terminal import show_demo, show_steps
+    from trialogue.view.live import show_steps
+    from trialogue.view.terminal import show_demo
 
     directory = Path(out)
     earlier = set_aside(directory)
@@ -422,21 +448,30 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
 
 @main.command("report")
 @click.argument("run", type=click.Path(exists=True, file_okay=False))
+@click.argument("other", required=False, type=click.Path(exists=True, file_okay=False))
 @JSON
-def report_verb(run: str, as_json: bool) -> None:
-    """Write report.md of a finished RUN directory, and print it."""
+def report_verb(run: str, other: str | None, as_json: bool) -> None:
+    """Write report.md of a finished RUN directory, and print it; with OTHER, compare the two task by task."""
     from trialogue.run import read_about
     from trialogue.view.report import read_result, write_report
 
     path = Path(run)
+    if other is not None:
+        from trialogue.view.paired import compare_runs, to_comparison
+
+        compared = compare_runs(path, Path(other))
+        if as_json:
+            print_json(compared)
+        else:
+            click.echo(to_comparison(compared))
+        return
     target = write_report(path)
     text = target.read_text(encoding="utf-8")
     if as_json:
         about = read_about(path)
         facts = {key: about.get(key) for key in ("kind", "state", "created", "ended", "seed", "versions")}
-        print_json(
-            {"run": run, "report": str(target), **facts, "result": read_result(path), "markdown": text}
-        )
+        result = read_result(path) if (path / "result.json").exists() else None
+        print_json({"run": run, "report": str(target), **facts, "result": result, "markdown": text})
     else:
         click.echo(text)
 

@@ -150,6 +150,8 @@ class RunSettings(Section):
     """Folder that holds the run directories."""
     name: str | None = None
     """Name of the run directory; made from kind, domain and time where empty."""
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Trackers that hear every figure as well, each through its own package."""
 
 
 class LossSettings(Section):

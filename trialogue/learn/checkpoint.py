@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +140,11 @@ class Checkpoints:
 
 class Interrupt:
     """Turns the first Ctrl-C, or the SIGTERM of a scheduler, into a request to finish the step and save; the
-    second one stops at once."""
+    second one stops at once. `told` hears of the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[], None] | None = None) -> None:
         self.asked = False
+        self._told = told
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -161,3 +163,5 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if self._told is not None:
+            self._told()

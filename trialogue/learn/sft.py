@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,13 @@ TOLD = 256
 """From how many tasks the prompts are collected: examples may be many, and are all told the same."""
 
 
-async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | None = None) -> Path:
+async def sft(
+    config: SftConfig,
+    *,
+    resume: Path | None = None,
+    watch: Watch | None = None,
+    started: Callable[[Path], None] | None = None,
+) -> Path:
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
     if resume is not None:
         config = read_config(SftConfig, resume)
@@ -56,6 +63,8 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
     known = await checkpoints.restore() if resume is not None else {}
     first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
     state = "failed"
+    if started is not None:
+        started(run.path)
     try:
         examples = await collect(domain, config, source)
         rows = [
@@ -67,7 +76,7 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         if not rows:
             raise ConfigError(f"of {len(held_out)} rows none is left to learn from; lower sft.validation")
         steps = max(1, round(settings.epochs * len(rows) / settings.batch))
-        with Interrupt() as interrupt:
+        with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             for step in range(first, steps):
                 started = perf_counter()
                 batch = choose_batch(rows, settings.batch, step, config.seed)
@@ -96,6 +105,9 @@ async def sft(config: SftConfig, *, resume: Path | None = None, watch: Watch | N
         await checkpoints.finish()
         state = "finished"
         return run.path
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        state = "stopped"
+        raise
     finally:
         learner.engine.close()
         run.close(state)

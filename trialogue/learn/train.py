@@ -6,6 +6,7 @@ now and then evaluate on dev tasks and save a checkpoint.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -42,10 +43,17 @@ from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
 Watch = Callable[[int, dict[str, Any]], None]
-"""Told the number and the metrics of each step."""
+"""Told the number and the metrics of each step; while conversations are held, how many are over (`kind` is
+`talk`); that Ctrl-C was heard (`stopping`)."""
 
 
-async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch | None = None) -> Path:
+async def train(
+    config: TrainConfig,
+    *,
+    resume: Path | None = None,
+    watch: Watch | None = None,
+    started: Callable[[Path], None] | None = None,
+) -> Path:
     """Train and return the run directory. Stopped by Ctrl-C or for want of money it saves, and `resume` goes
     on exactly there; what the user was paid to say is not asked for again."""
     if resume is not None:
@@ -83,8 +91,10 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         waves.begin(old["step"], [task for task in tasks if task.id in old["tasks"]], old["levels"])
     state = "failed"
     reached = first
+    if started is not None:
+        started(run.path)
     try:
-        with Interrupt() as interrupt:
+        with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             if is_due(first, config) and not has_evaluation(run.path, first):
                 await _evaluate(first, run, domain, learner, gate, cast, config, watch)
             for step in range(first, config.training.steps):
@@ -92,7 +102,7 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
                 admitted = levels[: level + 1] if config.training.curriculum else levels
                 tasks = choose_tasks(domain, config, step, 0, admitted)
                 if config.stragglers.policy == "wait":
-                    groups, flat = await hold(step, domain, agent, cast, config, admitted)
+                    groups, flat = await hold(step, domain, agent, cast, config, admitted, watch)
                 else:
                     waves.begin(step, tasks, admitted)
                     groups, flat = await waves.take(step, step + 1 == config.training.steps), []
@@ -142,6 +152,9 @@ async def train(config: TrainConfig, *, resume: Path | None = None, watch: Watch
         await checkpoints.save(reached, to_facts(level, checks, waves))
         state = "stopped"
         return run.path
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        state = "stopped"
+        raise
     finally:
         await waves.close()
         with suppress(RunError):  # on a full disk there is another error to tell
@@ -247,11 +260,20 @@ async def hold(
     cast: Cast,
     config: TrainConfig,
     levels: Sequence[int],
+    watch: Watch | None = None,
 ) -> tuple[list[Group], list[Group]]:
     """The groups of one step, in the order of their tasks. With dynamic sampling, groups without signal are
     replaced by new tasks within the budget, and come second."""
     kept: list[Group] = []
     replaced: list[Group] = []
+    wanted, over = config.training.tasks_per_step * config.training.group_size, 0
+
+    def tell(_: Trajectory) -> None:
+        nonlocal over
+        over += 1
+        if watch is not None:
+            watch(step, {"kind": "talk", "done": over, "of": max(wanted, over)})
+
     for draw in range(config.training.redraw_flat_groups + 1):
         tasks = choose_tasks(domain, config, step, draw, levels)[: config.training.tasks_per_step - len(kept)]
         groups = [
@@ -269,6 +291,7 @@ async def hold(
                 grade=grade,
                 audit=cast.audit,
                 exclude=cast.exclude,
+                each=tell,
                 name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
             )
         ]

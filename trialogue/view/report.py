@@ -12,13 +12,21 @@ from trialogue.config import EvalConfig, Section, SynthesizeConfig, difference_f
 from trialogue.errors import RunError
 from trialogue.run import read_about, read_trajectories
 from trialogue.trajectory import Trajectory
+from trialogue.view.export import write_export
+from trialogue.view.learning import to_learning_report
+
+BAKED = 40
+"""Conversations in the page beside the report."""
 
 
 def write_report(path: Path) -> Path:
     """Write the report of a run directory and say where it is."""
-    text = to_report(path)
+    kind = read_about(path).get("kind")
+    text = to_learning_report(path) if kind in ("train", "sft") else to_report(path)
     target = path / "report.md"
     target.write_text(text, encoding="utf-8")
+    if kind != "synthesize":
+        write_export(path, path / "report.html", most=BAKED)
     return target
 
 

@@ -172,42 +172,6 @@ def show_check(checked: dict[str, Any], played: int, console: Console | None = N
 
 
 @contextmanager
-def show_steps(quiet: bool = False) -> Generator[Callable[[int, dict[str, Any]], None]]:
-    """One plain line per step of learning: what a person or a log wants to follow."""
-    started = monotonic()
-    last = 0.0
-
-    def tell(step: int, metrics: dict[str, Any]) -> None:
-        nonlocal last
-        if quiet:
-            return
-        passed = monotonic() - started
-        if metrics.get("kind") == "eval":
-            line = f"step={step} dev pass^1={metrics.get('pass^1', float('nan')):.3f}"
-        elif "reward" in metrics:
-            shown = {
-                "reward": metrics["reward"],
-                "turns": metrics["turns"],
-                "flat": metrics["flat_groups"],
-                "entropy": metrics.get("entropy", float("nan")),
-            }
-            line = f"step={step} " + " ".join(f"{name}={value:.3f}" for name, value in shown.items())
-            line += f" failed={metrics['failed']}" if metrics["failed"] else ""
-        else:
-            if passed - last < 2 and not {"validation_loss", "warnings"} & metrics.keys():
-                return
-            line = f"step={step}/{metrics.get('steps', '?')} loss={metrics.get('loss', float('nan')):.3f}"
-            if "validation_loss" in metrics:
-                line += f" validation={metrics['validation_loss']:.3f}"
-        last = passed
-        print(f"{line} s={passed:.0f}", flush=True)
-        for warning in metrics.get("warnings", ()):
-            print(f"  warning: {warning}", file=sys.stderr, flush=True)
-
-    yield tell
-
-
-@contextmanager
 def show_synthesis(quiet: bool = False) -> Generator[Callable[[int, int, int], None]]:
     """A progress bar on a terminal; elsewhere a plain line every few seconds; nothing where quiet."""
     console = Console(stderr=True)

@@ -108,7 +108,7 @@ export class Charts {
     area.addEventListener("pointermove", (event) => this.point(find(event)));
     area.addEventListener("pointerleave", () => this.point(null));
     area.addEventListener("click", (event) => this.onPick?.(this.steps[find(event)]));
-    return h("figure", { class: wide === WIDE ? "chart double" : "chart", data: { title } }, h("figcaption", { title: hint || null }, h("h3", {}, title), at, h("div", { class: "keys" }, legend.map(({ item }) => item))), area);
+    return h("figure", { class: wide === WIDE ? "chart double" : "chart", data: { title } }, h("figcaption", { title: hint || null }, h("h2", {}, title), at, h("div", { class: "keys" }, legend.map(({ item }) => item))), area);
   }
 }
 
@@ -182,5 +182,5 @@ export function bars(title, items, { unit = (value) => toPercent(value), most = 
     const range = isNumber(item.low) ? h("span", { class: "muted" }, ` ${toRange(item.low, item.high)}`) : null;
     return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "picture" }, picture), h("td", { class: "value" }, h("b", {}, unit(item.value)), range), h("td", { class: "muted value" }, item.note ?? ""));
   });
-  return h("figure", { class: "chart bars", data: { title } }, h("figcaption", {}, h("h3", {}, title)), h("table", {}, h("tbody", {}, rows)));
+  return h("figure", { class: "chart bars", data: { title } }, h("figcaption", {}, h("h2", {}, title)), h("table", {}, h("tbody", {}, rows)));
 }

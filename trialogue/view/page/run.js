@@ -108,7 +108,7 @@ export class RunScreen {
       return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, spark(series[key], 120, 18)), value);
     });
     if (!rows.length) return null;
-    return h("figure", { class: "chart signals", data: { title: "Learning signals" } }, h("figcaption", {}, h("h3", {}, "Learning signals")), h("table", {}, h("tbody", {}, rows)));
+    return h("figure", { class: "chart signals", data: { title: "Learning signals" } }, h("figcaption", {}, h("h2", {}, "Learning signals")), h("table", {}, h("tbody", {}, rows)));
   }
 
   drawHealth() {

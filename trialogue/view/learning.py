@@ -1,0 +1,155 @@
+"""`report.md` of a run that learned: what came of it, the curves, what it does better and worse."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from trialogue.index import Entry
+from trialogue.view.answers import find_changed, find_outcome, thin
+from trialogue.view.curves import Curve, draw_curves
+from trialogue.view.records import RunRecords
+
+_LISTED = 5
+
+
+def to_learning_report(path: Path) -> str:
+    """The report of `train` or `sft` as Markdown; the curves are written beside it."""
+    records = RunRecords(path)
+    records.refresh()
+    records.wait()
+    about = records.about
+    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
+    checks = [line for line in records.metrics if line.get("kind") == "eval"]
+    write_curves(path / "curves.svg", steps, checks)
+    parts = [
+        f"# {about['kind']} of {about['domain']}",
+        _sentence(about, steps, checks),
+        "![The curves of the run](curves.svg)",
+        _checks(checks),
+        _ends(records),
+        _changes(records),
+        _settings(records),
+        _origin(about),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_curves(target: Path, steps: Sequence[dict[str, Any]], checks: Sequence[dict[str, Any]]) -> None:
+    """Reward and held-out success, or the loss, over steps."""
+    name, ceiling = ("reward", 1.0) if any("reward" in line for line in steps) else ("loss", None)
+    shown = thin([line for line in steps if name in line], 400)
+    curves = [Curve(f"{name} of a step", [line["step"] for line in shown], [line[name] for line in shown])]
+    known = [line for line in checks if "pass^1" in line]
+    if known:
+        low, high = ([line[f"pass^1_{end}"] for line in known] for end in ("low", "high"))
+        values = [line["pass^1"] for line in known]
+        curves.append(Curve("held-out pass^1, 95 %", [line["step"] for line in known], values, low, high))
+    held_out = [line for line in steps if "validation_loss" in line]
+    if held_out:
+        values = [line["validation_loss"] for line in held_out]
+        curves.append(Curve("validation loss", [line["step"] for line in held_out], values))
+    target.write_text(draw_curves(curves, ceiling), encoding="utf-8")
+
+
+def _rate(line: dict[str, Any]) -> str:
+    return f"{line['pass^1']:.1%} ({line['pass^1_low']:.1%}–{line['pass^1_high']:.1%})"
+
+
+def _sentence(
+    about: dict[str, Any], steps: Sequence[dict[str, Any]], checks: Sequence[dict[str, Any]]
+) -> str:
+    known = [line for line in checks if "pass^1" in line]
+    taken = f"{steps[-1]['step']} steps" if steps else "no step"
+    words = [f"State: {about['state']}, after {taken}."]
+    if known:
+        last, first = known[-1], known[0]
+        words.append(
+            f"After step {last['step']} the agent solves **{_rate(last)}** of {last['tasks']} dev tasks"
+        )
+        words[-1] += f"; at step {first['step']} it was {_rate(first)}." if len(known) > 1 else "."
+    rewards = [line["reward"] for line in steps[-10:] if "reward" in line]
+    if rewards:
+        words.append(f"Mean reward of the last {len(rewards)} steps: {sum(rewards) / len(rewards):.3f}.")
+    losses = [line for line in steps if "validation_loss" in line]
+    if losses:
+        first, last = (losses[place]["validation_loss"] for place in (0, -1))
+        words.append(f"Validation loss {last:.4f}, at first {first:.4f}.")
+    return " ".join(words)
+
+
+def _checks(checks: Sequence[dict[str, Any]]) -> str:
+    known = [line for line in checks if "pass^1" in line]
+    if not known:
+        return ""
+    lines = [
+        "| step | tasks | pass^1 (95 %) | reward | turns | tool calls |",
+        "|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {line['step']} | {line['tasks']} | {_rate(line)} | {line['reward']:.3f} | {line['turns']:.1f} "
+        f"| {line['tool_calls']:.1f} |"
+        for line in known
+    ]
+    return "## Evaluations\n\n" + "\n".join(lines)
+
+
+def _ends(records: RunRecords) -> str:
+    ends: dict[str, int] = {}
+    blame: dict[str, int] = {}
+    for entry in records.entries():
+        ends[entry.end] = ends.get(entry.end, 0) + 1
+        if entry.blame:
+            blame[entry.blame] = blame.get(entry.blame, 0) + 1
+    if not ends:
+        return ""
+    lines = [f"- {end}: {count}" for end, count in sorted(ends.items())]
+    lines += [f"- to blame for what failed: {who} {count}" for who, count in sorted(blame.items())]
+    return "## How conversations ended\n\n" + "\n".join(lines)
+
+
+def _changes(records: RunRecords) -> str:
+    """Dev tasks that the last evaluation solves and the first did not, and the other way round."""
+    files = [name for name in sorted(records.files) if name.startswith("eval-")]
+    if len(files) < 2:
+        return ""
+    before, after = (
+        {entry.task: entry for entry in records.files[name].entries} for name in (files[0], files[-1])
+    )
+    parts = ["## Gained and lost\n\nDev tasks, the first evaluation against the last."]
+    for title, was, now in (("Gained", "lost", "won"), ("Lost", "won", "lost")):
+        found = [
+            after[task]
+            for task in sorted(before.keys() & after.keys())
+            if find_outcome(before[task]) == was and find_outcome(after[task]) == now
+        ]
+        listed = "\n".join(f"- {_link(records, entry)}" for entry in found[:_LISTED])
+        parts.append(f"**{title}** ({len(found)})" + (f"\n\n{listed}" if listed else ""))
+    return "\n\n".join(parts)
+
+
+def _link(records: RunRecords, entry: Entry) -> str:
+    """A conversation by its id, with its address on the page of `trialogue view`."""
+    name = records.path.resolve().name
+    address = f"http://127.0.0.1:7878/#/run/{quote(name, safe='')}/{quote(entry.id, safe='')}"
+    return f"[`{entry.id.replace('`', chr(39))}`]({address})"
+
+
+def _settings(records: RunRecords) -> str:
+    changed = find_changed(records)
+    if not changed:
+        return "## Settings\n\nAll defaults."
+    lines = [f"- `{key} = {json.dumps(value, ensure_ascii=False)}`" for key, value in changed.items()]
+    return "## Settings that are not the default\n\n" + "\n".join(lines)
+
+
+def _origin(about: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    command = shlex.join(about["command"]).replace("`", "'").replace("\n", " ")
+    lines = [f"- seed: {about['seed']}", f"- versions: {versions}", f"- begun: {about['created']}"]
+    lines += [f"- marked: {mark}" for mark in about.get("marks", ())]
+    return "## Origin\n\n" + "\n".join([*lines, f"- command: `{command}`"])

@@ -1,0 +1,188 @@
+"""What learning shows in the terminal: on a terminal a block that is drawn anew in place, elsewhere one plain
+line of `key=value` for each step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Watch = Callable[[int, dict[str, Any]], None]
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def show_steps(quiet: bool = False, title: str = "", steps: int | None = None) -> Generator[Steps]:
+    """Follow learning: give the result to `train` or `sft` as `watch`, and its `started` too."""
+    console = Console(stderr=True)
+    shown = Steps(title, steps)
+    if quiet:
+        yield shown
+    elif not console.is_terminal or not sys.stdout.isatty():
+        shown.tell = lambda line: print(line, flush=True)
+        yield shown
+    else:
+        with Live(get_renderable=shown.draw, console=console, refresh_per_second=4, transient=True):
+            yield shown
+
+
+class Steps:
+    """What is known of a run that learns; called with each step and its metrics."""
+
+    def __init__(self, title: str = "", steps: int | None = None) -> None:
+        self.title, self.steps = title, steps
+        self.tell: Callable[[str], None] | None = None
+        self.run: Path | None = None
+        self.step = 0
+        self.rewards: list[float] = []
+        self.last: dict[str, Any] = {}
+        self.passed: tuple[float, float, float] | None = None
+        self.cost = 0.0
+        self.failed = 0
+        self.talking: tuple[int, int] | None = None
+        self.stopping = False
+        self.began = self.stepped = monotonic()
+        self.durations: list[float] = []
+        self._said = 0.0
+
+    def started(self, run: Path) -> None:
+        """Told the run directory as soon as there is one."""
+        self.run = run
+
+    def __call__(self, step: int, metrics: dict[str, Any]) -> None:
+        kind = metrics.get("kind")
+        if kind == "talk":
+            self.talking = (metrics["done"], metrics["of"])
+            return
+        if kind == "stopping":
+            self.stopping = True
+            if self.tell:
+                self.tell("stopping=1 (the step is finished and saved; Ctrl-C again stops now)")
+            return
+        self.step = step
+        if kind == "eval" and "pass^1" in metrics:
+            self.passed = (metrics["pass^1"], metrics["pass^1_low"], metrics["pass^1_high"])
+        elif kind is None:
+            now = monotonic()
+            self.durations.append(now - self.stepped)
+            self.stepped = now
+            self.last = metrics
+            self.steps = metrics.get("steps", self.steps)
+            self.failed += metrics.get("failed", 0)
+            self.cost += metrics.get("cost") or 0.0
+            self.talking = None
+            if "reward" in metrics:
+                self.rewards.append(metrics["reward"])
+        if self.tell:
+            self._say(metrics)
+
+    def _say(self, metrics: dict[str, Any]) -> None:
+        """A line, at most every other second where steps are shorter than that."""
+        passed = monotonic() - self.began
+        small = "loss" in metrics and "reward" not in metrics and "validation_loss" not in metrics
+        small = small and not metrics.get("warnings")
+        if small and passed - self._said < 2 and self.step != self.steps:
+            return
+        self._said = passed
+        words = [f"step={self.step}"]
+        for name, key in (
+            ("reward", "reward"),
+            ("pass1", "pass^1"),
+            ("turns", "turns"),
+            ("zero_adv", "flat_groups"),
+            ("entropy", "entropy"),
+            ("loss", "loss"),
+            ("validation", "validation_loss"),
+        ):
+            if metrics.get(key) is not None:
+                words.append(f"{name}={metrics[key]:.3f}")
+        words += [f"errors={self.failed}"] * bool(self.failed) + [f"cost={self.cost:.4f}"] * bool(self.cost)
+        assert self.tell is not None
+        self.tell(" ".join([*words, f"s={passed:.1f}"]))
+        for warning in metrics.get("warnings", ()):
+            print(f"  warning: {warning}", file=sys.stderr, flush=True)
+
+    # -- the block -----------------------------------------------------------------------------------------
+
+    def draw(self) -> RenderableType:
+        return Group(self._head(), self._progress(), self._figures(), self._foot())
+
+    def _head(self) -> Text:
+        head = Text(self.title, style="bold", overflow="ellipsis", no_wrap=True)
+        if self.run is not None:
+            head.append(f" · {self.run}", style="default")
+        return head
+
+    def _progress(self) -> RenderableType:
+        row = Table.grid(padding=(0, 1))
+        done, of = self.talking or (0, 0)
+        partly = self.step + (done / of if of else 0.0)
+        talk = f"rollout {done}/{of}" if of else "update"
+        errors = f"  ·  {self.failed} error{'s' if self.failed != 1 else ''}" if self.failed else ""
+        row.add_row(
+            f"step {self.step}/{self.steps or '?'}",
+            ProgressBar(total=self.steps or 1, completed=partly if self.steps else 0, width=32),
+            Text(f"{talk}{errors}"),
+        )
+        return row
+
+    def _figures(self) -> Text:
+        parts: list[str] = []
+        if self.rewards:
+            parts.append(f"reward {self.rewards[-1]:.2f} {spark(self.rewards[-16:])}")
+        elif "loss" in self.last:
+            parts.append(f"loss {self.last['loss']:.3f}")
+        if self.passed is not None:
+            parts.append("pass^1 {:.2f} ({:.2f}–{:.2f})".format(*self.passed))
+        if "turns" in self.last:
+            parts.append(f"turns {self.last['turns']:.1f}")
+        if "flat_groups" in self.last:
+            parts.append(f"zero-adv {self.last['flat_groups']:.0%}")
+        if self.durations:
+            recent = self.durations[-8:]
+            each = sum(recent) / len(recent)
+            parts.append(f"{each:.1f} s/step")
+            if self.steps:
+                parts.append(f"eta {to_duration(each * max(0, self.steps - self.step))}")
+        if self.cost:
+            parts.append(f"cost {self.cost:.4f}")
+        return Text("   ".join(parts) or "starting …")
+
+    def _foot(self) -> Text:
+        if self.stopping:
+            return Text("finishing the step, then saving; ctrl-c again stops now", style="yellow")
+        look = f"trialogue view {self.run.parent}" if self.run is not None else "trialogue view"
+        if self.last.get("warnings"):
+            return Text(f"warning: {self.last['warnings'][0]}", style="yellow")
+        return Text(f"look: {look}        stop: ctrl-c once saves and ends", style="bright_black")
+
+
+def spark(values: list[float]) -> str:
+    """A curve of small blocks.
+
+    >>> spark([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    low, high = min(values), max(values)
+    return "".join(_BLOCKS[round((value - low) / ((high - low) or 1.0) * 7)] for value in values)
+
+
+def to_duration(seconds: float) -> str:
+    """Seconds as one would say them.
+
+    >>> to_duration(8040)
+    '2 h 14 m'
+    """
+    hours, rest = divmod(round(seconds), 3600)
+    if hours:
+        return f"{hours} h {rest // 60} m"
+    return f"{rest // 60} m" if rest >= 120 else f"{rest} s"
