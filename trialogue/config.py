@@ -233,7 +233,7 @@ class Optimizer(Section):
 class Training(Section):
     """The loop of reinforcement learning."""
 
-    steps: int = Field(default=40, ge=1)
+    steps: int = Field(default=36, ge=1)
     """Optimizer steps."""
     tasks_per_step: int = Field(default=16, ge=1)
     """Groups in one step."""
@@ -248,13 +248,13 @@ class Training(Section):
     curriculum: float = Field(default=0.0, ge=0, le=1)
     """Begin with the lowest level of tasks.levels and admit the next one when a step's mean reward passes
     this; 0 is off."""
-    eval_every: int = Field(default=10, ge=0)
+    eval_every: int = Field(default=12, ge=0)
     """Steps between evaluations; 0 is never."""
     eval_split: str | None = None
     """Split of these evaluations; dev where empty, and none at all where the domain has no dev."""
     eval_tasks: int = Field(default=100, ge=1)
     """Tasks of each evaluation, one greedy conversation each."""
-    checkpoint_every: int = Field(default=10, ge=1)
+    checkpoint_every: int = Field(default=12, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many of the newest checkpoints stay."""
@@ -313,7 +313,7 @@ class TrainConfig(Section):
     audit: AuditSettings = AuditSettings()
     budget: Budget = Budget()
     loss: LossSettings = LossSettings()
-    optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=3)
+    optimizer: Optimizer = Optimizer(learning_rate=3e-4, warmup=3, schedule="linear")
     training: Training = Training()
     checks: CheckSettings = CheckSettings()
     stragglers: StragglerSettings = StragglerSettings()
@@ -326,7 +326,7 @@ class SftSettings(Section):
     examples: str = "oracle"
     """A run, a JSONL file of trajectories, or oracle: conversations of the domain's oracle with its user,
     held on the spot."""
-    count: int = Field(default=7000, ge=1)
+    count: int = Field(default=5000, ge=1)
     """Conversations the oracle holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
     """How faulty the oracle is: the chance of each kind of mistake."""

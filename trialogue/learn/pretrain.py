@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Makes the tiny base that comes with the package: a tokenizer, random weights, then lessons in copying.
 
-    python -m trialogue.learn.pretrain OUT [--minutes 20]
+    python -m trialogue.learn.pretrain OUT [--minutes 20] [--start BASE]
 
 The tokenizer sees conversations of the shop's train split, so that it knows the words; the weights see only
 lessons, so the base knows the format and how to copy, and nothing about any task.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from trialogue.config import Limits, Speaker
 from trialogue.engine.api import EngineSettings, OptimParams
@@ -33,24 +34,33 @@ MASTERED = 0.5
 """Lessons get harder while the loss is below this."""
 
 
-async def make_base(out: Path, *, minutes: float = 20.0, seed: int = 0, batch: int = 64) -> None:
-    """Make a base and write it to a folder."""
+async def make_base(
+    out: Path, *, start: Path | None = None, minutes: float = 20.0, seed: int = 0, batch: int = 64
+) -> None:
+    """Make a base and write it to a folder; with `start` one that is there already learns more."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     from trialogue.engine.tiny import make_model, train_tokenizer
     from trialogue.engine.torch_engine import TorchEngine
 
     domain = find_domain("shop")
     documents = [to_document(item) for item in await converse_often(domain, 3000, seed)]
     words = "".join(f" {word} {word.capitalize()}" for word in [*WORDS, *PIECES]) + "-".join(("", *PIECES))
-    tokenizer = train_tokenizer([*documents, *[words] * (len(documents) // 10)], COMPACT_TOKENS)
+    if start is None:
+        tokenizer = train_tokenizer([*documents, *[words] * (len(documents) // 10)], COMPACT_TOKENS)
+        model = make_model(len(tokenizer), seed=seed)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        model = AutoModelForCausalLM.from_pretrained(start)
     renderer = BriefRenderer(Vocabulary(tokenizer))
-    model = make_model(len(tokenizer), seed=seed)
     engine = TorchEngine(model, EngineSettings(seed=seed))
-    school = School(renderer, [*list_fields(domain), *WORDS[::6]], seed)
-    started, difficulty, average, step = monotonic(), 0.0, 9.0, 0
+    school = School(renderer, [*list_keys(documents), *WORDS[::6]], seed)
+    started, step = monotonic(), 0
+    difficulty, average, highest = (0.0, 9.0, 2e-3) if start is None else (1.0, 0.1, 1e-3)
     while (passed := (monotonic() - started) / (60 * minutes)) < 1:
         rows = [school.lesson(difficulty * school.random.random()) for _ in range(batch)]
         outputs = await engine.forward_backward(rows, CrossEntropy())
-        rate = 2e-3 * min(1.0, (step + 1) / 50) * max(0.05, 1 - passed)
+        rate = highest * min(1.0, (step + 1) / 50) * max(0.05, 1 - passed)
         await engine.optim_step(OptimParams(learning_rate=rate))
         average = 0.95 * average + 0.05 * outputs.metrics["loss"]
         step += 1
@@ -84,18 +94,16 @@ def to_document(trajectory: Trajectory) -> str:
     return "\n".join(lines)
 
 
-def list_fields(domain: Domain) -> list[str]:
-    """Names of tool parameters: the keys that values are told under."""
-    found: dict[str, Any] = {}
-    for tool in domain.database.tools.values():
-        found |= tool.parameters.get("properties", {})
-    return list(found)
+def list_keys(documents: Iterable[str]) -> list[str]:
+    """The keys of calls and results, under which values are told."""
+    return sorted({key for document in documents for key in re.findall(r" (\w+)[:=*] ", document)})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--start", type=Path, help="a base that learns more, instead of a new one")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    asyncio.run(make_base(given.out, minutes=given.minutes, seed=given.seed))
+    asyncio.run(make_base(given.out, start=given.start, minutes=given.minutes, seed=given.seed))

@@ -76,9 +76,13 @@ class Values:
         """By the name of the key under which they are told; a lesson may use any other key too."""
 
     def stem(self) -> str:
-        """A word that means nothing."""
-        syllables = [self.random.choice(PIECES) for _ in range(self.random.randint(1, 2))]
-        return "".join(syllables) + self.random.choice(("", *"nrslkdt", self.random.choice(self.ends)))
+        """A word that means nothing, one or two syllables or a syllable with some word's end."""
+        syllables = [self.syllable() for _ in range(self.random.randint(1, 2))]
+        return "".join(syllables) + (self.random.choice(self.ends) if self.random.random() < 0.3 else "")
+
+    def syllable(self) -> str:
+        """Two letters or three; where two syllables meet, any pair of letters may stand."""
+        return self.random.choice(PIECES) + self.random.choice(("", "", "", *"nrslkdtvmpgbxw"))
 
     def word(self) -> str:
         return self.random.choice(self.words)
@@ -139,13 +143,16 @@ class _Lesson:
             self.put(self.roles["end"], self.roles["tool"])
             listed = [self.keys.pop() for _ in range(min(len(self.keys), random.randint(1, 4)))]
             for place, key in enumerate(listed):
-                self.known[key] = random.choice(list(self.values.kinds.values()))()
-                self.put(" |" if place else "", f" {key}: {self.known[key]}")
+                kind = random.choice(list(self.values.kinds))
+                self.known[key] = self.values.kinds[kind]()
+                mark = "=" if kind == "total" else ":"
+                self.put(" |" if place else "", f" {key}{mark} {self.known[key]}")
             self.put(self.roles["assistant"])
             for _ in range(random.randint(1, 2)):
                 self.filler()
                 key = random.choice(listed if listed and random.random() < 0.7 else list(self.known))
-                self.put(f" {key}" + random.choice(["", ":", " is"]))
+                of = f" of {random.choice(WORDS)} {self.values.code()} is"
+                self.put(f" {key}" + random.choice(["", ":", " is", of]))
                 self.repeat(key)
             self.put(self.roles["end"])
         return Row(self.tokens, self.mask, [0.0] * len(self.tokens), [0.0] * len(self.tokens))

@@ -163,13 +163,11 @@ class Oracle:
         yield from self._find_order(request, blind)
         order_id = request.order["order_id"]
         if request.kind in ("status", "total", "address", "payment_method"):
-            asked = request.kind
-            if self._has_the_habit():
-                asked = self.random.choice([name for name in ("status", "total", "address") if name != asked])
+            asked = self.random.choice(("status", "total", "address")) if self._errs() else request.kind
             words = f"The {request.kind.replace('_', ' ')} of order {order_id} is {request.order[asked]}."
             return (yield from self._say(f"{words} Anything else?"))
         obstacle = find_obstacle(request, self.customer["customer_id"])
-        if self._errs():
+        if self._has_the_habit() if request.kind == "refund" else self._errs():
             obstacle = None if obstacle else "it is shipped"
         if obstacle:
             return (yield from self._refuse(request, obstacle))
@@ -362,7 +360,7 @@ def make_oracle(task: Task, seed: int, faults: float = 0.0) -> Oracle:
     """The oracle for a conversation; the task itself is not looked at.
 
     With `faults` it errs: with this probability each it decides without looking the order up, misjudges the
-    policy, or gets a value wrong. Three times as likely are its two habits: it neither asks for the reason nor
-    for the final yes, and it tells another field of the order than the one asked for.
+    policy, or gets a value wrong. Three times as likely are its two habits: it asks neither for the reason
+    nor for the final yes, and it misjudges refunds.
     """
     return Oracle(f"{task.id}/{seed}", faults)
