@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_corpus import draft_verb, synthesize_verb
+from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
 from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
 from trialogue.cli_users import users_verb
 
@@ -551,7 +551,7 @@ def config_verb(verb: str | None, as_json: bool) -> None:
             click.echo(f"    {' '.join(key.meaning.split())}")
 
 
-for verb in (draft_verb, synthesize_verb, users_verb):
+for verb in (draft_verb, synthesize_verb, review_verb, users_verb):
     main.add_command(verb)
 
 

@@ -111,3 +111,51 @@ def synthesize_verb(
     if result["accepted"] < result["wanted"]:
         click.echo(f"only {result['accepted']} of {result['wanted']} conversations were accepted", err=True)
         sys.exit(1)
+
+
+@click.command("review")
+@click.argument("path", type=click.Path(exists=True))
+@click.option("--rejected", is_flag=True, help="Those that were rejected, to take some of them in after all.")
+@click.option("--by", help="Who decides; your name on this machine otherwise.")
+@JSON
+def review_verb(path: str, rejected: bool, by: str | None, as_json: bool) -> None:
+    """Decide about conversations yourself: accept, reject, annotate. PATH is a synthesis run or a JSONL file.
+
+    A person has the last word. The corpus of a run is written anew when you stop.
+    """
+    import getpass
+
+    from rich.console import Console
+
+    from trialogue.run import read_trajectories
+    from trialogue.score.review import Verdicts, review, write_reviewed
+    from trialogue.talk.human import ask_aside
+    from trialogue.view.terminal import show_conversation, show_corpus
+
+    place = Path(path)
+    is_run = place.is_dir()
+    file = place / ("rejected.jsonl" if rejected else "accepted.jsonl") if is_run else place
+    items = list(read_trajectories(file))
+    console = Console(stderr=as_json)
+    decided = review(
+        items,
+        Verdicts(place),
+        lambda item, where: show_conversation(item, where, console),
+        ask_aside if as_json else input,
+        by or getpass.getuser(),
+    )
+    if not is_run:
+        result = write_reviewed(place, items)
+        line = f"{decided} decided; accepted {result['accepted']}, rejected {result['rejected']}"
+        print_json({"decided": decided, **result}) if as_json else click.echo(line)
+        return
+    from trialogue.learn.synthesize import decide_again
+    from trialogue.view.report import write_report
+
+    result = decide_again(place)
+    write_report(place)
+    if as_json:
+        print_json({"decided": decided, **result})
+    else:
+        click.echo(f"{decided} decided")
+        show_corpus(result)

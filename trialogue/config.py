@@ -324,8 +324,8 @@ class SftSettings(Section):
     """Supervised fine-tuning on recorded conversations."""
 
     examples: str = "oracle"
-    """A run, a JSONL file of trajectories, or oracle: conversations of the domain's oracle with its user,
-    held on the spot."""
+    """A run (of a synthesis: what was accepted), a JSONL file of trajectories, a parquet file with messages
+    and tools, or oracle: conversations of the domain's oracle with its user, held on the spot."""
     count: int = Field(default=5000, ge=1)
     """Conversations the oracle holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
@@ -339,7 +339,11 @@ class SftSettings(Section):
     batch: int = Field(default=12, ge=1)
     """Conversations in one optimizer step."""
     validation: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the examples kept apart to measure the loss on."""
+    """Share of the examples kept apart to measure the loss on, where they have no such part of their own."""
+    eval_tasks: int = Field(default=0, ge=0)
+    """Tasks played before and after, one greedy conversation each; 0 is none."""
+    eval_split: str = "dev"
+    """Split of these tasks."""
     checkpoint_every: int = Field(default=200, ge=1)
     """Steps between checkpoints."""
 

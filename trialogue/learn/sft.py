@@ -10,17 +10,21 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, cast
 
-from trialogue.config import SftConfig
+from trialogue.config import SftConfig, TrainConfig, Training
 from trialogue.engine.api import Row
 from trialogue.errors import ConfigError
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.checks import Checks, to_plain
+from trialogue.learn.corpus import Example, read_parquet
 from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
-from trialogue.learn.train import to_optim
+from trialogue.learn.stragglers import Gate
+from trialogue.learn.train import evaluate_learner, to_optim
 from trialogue.run import Run, read_config, read_trajectories
+from trialogue.score.cast import find_cast
 from trialogue.score.reward import grade
+from trialogue.talk.account import Account
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
@@ -51,7 +55,11 @@ async def sft(
     domain = dress(find_domain(config.domain, config.data), config.user)
     settings = config.sft
     source = find_examples(domain, config)
-    tasks = [item.task if isinstance(item, Trajectory) else item for item in source]
+    tasks = [
+        item.task if isinstance(item, Trajectory) else item
+        for item in source
+        if not isinstance(item, Example)
+    ]
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
     learner = load_learner(config.learner, config.seed)
     if resume is not None:
@@ -67,15 +75,12 @@ async def sft(
         started(run.path)
     try:
         examples = await collect(domain, config, source)
-        rows = [
-            row for item in examples for row in to_example_rows(item, domain, learner.renderer, settings.side)
-        ]
-        random.Random(derive_seed(config.seed, "split")).shuffle(rows)
-        kept_apart = round(len(rows) * settings.validation)
-        held_out, rows = rows[:kept_apart], rows[kept_apart:]
+        rows, held_out = split_rows(examples, domain, learner.renderer, config)
         if not rows:
             raise ConfigError(f"of {len(held_out)} rows none is left to learn from; lower sft.validation")
         steps = max(1, round(settings.epochs * len(rows) / settings.batch))
+        if first == 0:
+            await play_tasks(0, run, domain, learner, config, watch)
         with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             for step in range(first, steps):
                 started = perf_counter()
@@ -102,6 +107,7 @@ async def sft(
                 if stop:
                     state = "stopped"
                     return run.path
+        await play_tasks(steps, run, domain, learner, config, watch)
         await checkpoints.finish()
         state = "finished"
         return run.path
@@ -113,10 +119,34 @@ async def sft(
         run.close(state)
 
 
-def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task]:
+async def play_tasks(
+    step: int, run: Run, domain: Domain, learner: Learned, config: SftConfig, watch: Watch | None
+) -> None:
+    """How well it plays by now, where that was asked for: greedy conversations, as in training."""
+    settings = config.sft
+    if not settings.eval_tasks:
+        return
+    training = Training(eval_tasks=settings.eval_tasks, eval_split=settings.eval_split)
+    shared = {name: getattr(config, name) for name in ("domain", "data", "seed", "learner", "user", "limits")}
+    measured = TrainConfig(**shared, tasks=config.tasks, training=training)
+    cast_ = find_cast(measured, domain, Account())
+    try:
+        await evaluate_learner(step, run, domain, learner, Gate(learner.engine), cast_, measured, watch)
+    finally:
+        await cast_.close()
+
+
+def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
     """Recorded conversations, or the tasks that the oracle is to hold some on."""
+    path = Path(config.sft.examples)
+    if path.suffix == ".parquet":
+        if config.sft.side != "agent":
+            raise ConfigError("a parquet file holds what the agent saw; only sft.side=agent can be learned")
+        return list(read_parquet(path))
+    if (path / "accepted.jsonl").is_file():  # what a synthesis has accepted
+        return list(read_trajectories(path / "accepted.jsonl"))
     if config.sft.examples != "oracle":
-        return list(read_trajectories(Path(config.sft.examples)))
+        return list(read_trajectories(path))
     return domain.tasks(
         config.tasks.split,
         config.sft.count,
@@ -127,11 +157,14 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
 
 
 async def collect(
-    domain: Domain, config: SftConfig, source: list[Trajectory] | list[Task] | None = None
-) -> list[Trajectory]:
+    domain: Domain, config: SftConfig, source: list[Trajectory] | list[Task] | list[Example] | None = None
+) -> list[Trajectory] | list[Example]:
     """The conversations to learn from."""
     settings = config.sft
     source = find_examples(domain, config) if source is None else source
+    given = [item for item in source if isinstance(item, Example)]
+    if given:
+        return given
     found = [item for item in source if isinstance(item, Trajectory)]
     tasks = [item for item in source if isinstance(item, Task)]
     if tasks:
@@ -142,7 +175,7 @@ async def collect(
         found = [item async for group in groups for item in group.trajectories]
     good = [item for item in found if item.end != "error"]
     if settings.only_successes:
-        good = [item for item in good if item.reward is not None and item.reward.value >= 1]
+        good = [item for item in good if item.reward is None or item.reward.value >= 1]
     if not good:
         raise ConfigError(f"none of {len(found)} conversations in '{settings.examples}' can be learned from")
     return good
@@ -160,6 +193,33 @@ def to_teacher(domain: Domain, faults: float) -> ModelSource:
         return cast("Callable[..., Model]", oracle)(task, seed, faults=faults)
 
     return faulty
+
+
+def split_rows(
+    examples: list[Trajectory] | list[Example], domain: Domain, renderer: Renderer, config: SftConfig
+) -> tuple[list[Row], list[Row]]:
+    """Rows to learn from and rows to measure the loss on: by the examples' own split where they have one."""
+    settings = config.sft
+    parts: dict[bool, list[Row]] = {False: [], True: []}
+    for item in examples:
+        if isinstance(item, Example):
+            parts[False] += to_recorded_rows(item, renderer)
+        else:
+            apart = item.meta.get("split") == "validation"
+            parts[apart] += to_example_rows(item, domain, renderer, settings.side)
+    rows, held_out = parts[False], parts[True]
+    random.Random(derive_seed(config.seed, "split")).shuffle(rows)
+    if not held_out:
+        kept_apart = round(len(rows) * settings.validation)
+        held_out, rows = rows[:kept_apart], rows[kept_apart:]
+    return rows, held_out
+
+
+def to_recorded_rows(example: Example, renderer: Renderer) -> list[Row]:
+    """A conversation of the OpenAI shape as rows: the agent's messages are what is learned."""
+    turns = with_tokens(example.turns, example.tools, renderer)
+    task = Task(id=example.id, domain="", instructions="")
+    return to_rows(Trajectory(id=example.id, task=task, turns=tuple(turns), end="user_stop"), 1.0)
 
 
 def to_example_rows(trajectory: Trajectory, domain: Domain, renderer: Renderer, side: Side) -> list[Row]:

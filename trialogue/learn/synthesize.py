@@ -34,7 +34,7 @@ from trialogue.talk.find import equip, find_model
 from trialogue.talk.model import close_source
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
-from trialogue.talk.users import user_prompt
+from trialogue.talk.users import dress, user_prompt
 from trialogue.task import Expected, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain, Environment
@@ -58,7 +58,8 @@ async def synthesize(
     began = monotonic()
     if resume is not None:
         config = read_config(SynthesizeConfig, resume)
-    domain = equip(find_domain(config.domain, config.data), config.simulator, config.limits, config.seed)
+    domain = dress(find_domain(config.domain, config.data), config.user)
+    domain = equip(domain, config.simulator, config.limits, config.seed)
     workshop = Workshop(config, domain)
     agent = find_model(config.agent, "agent", domain, config.limits, config.seed)
     user = find_model(config.user, "user", domain, config.limits, config.seed)

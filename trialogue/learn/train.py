@@ -96,7 +96,7 @@ async def train(
     try:
         with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             if is_due(first, config) and not has_evaluation(run.path, first):
-                await _evaluate(first, run, domain, learner, gate, cast, config, watch)
+                await evaluate_learner(first, run, domain, learner, gate, cast, config, watch)
             for step in range(first, config.training.steps):
                 clock = [perf_counter()]
                 admitted = levels[: level + 1] if config.training.curriculum else levels
@@ -138,7 +138,7 @@ async def train(
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 last = step + 1 == config.training.steps or stop
                 if not stop and is_due(step + 1, config):
-                    await _evaluate(step + 1, run, domain, learner, gate, cast, config, watch)
+                    await evaluate_learner(step + 1, run, domain, learner, gate, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
                     await checkpoints.save(step + 1, to_facts(level, checks, waves))
                 if stop:
@@ -389,7 +389,7 @@ def to_optim(optimizer: Optimizer, step: int, steps: int) -> OptimParams:
     )
 
 
-async def _evaluate(
+async def evaluate_learner(
     step: int,
     run: Run,
     domain: Domain,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +66,65 @@ class Verdicts:
         self._known[verdict.id, verdict.stage] = verdict
         with self.file.open("a", encoding="utf-8") as target:
             target.write(verdict.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def review(
+    trajectories: Sequence[Trajectory],
+    verdicts: Verdicts,
+    show: Callable[[Trajectory, str], None],
+    ask: Callable[[str], str],
+    by: str,
+) -> int:
+    """Let a person decide about conversations, one after the other; gives how many were decided."""
+    waiting = [item for item in trajectories if not verdicts.has(item.id, "review")]
+    decided = 0
+    for number, item in enumerate(waiting, 1):
+        show(item, f"{number} of {len(waiting)}")
+        while True:
+            try:
+                word, _, note = ask(QUESTION).strip().partition(" ")
+            except EOFError:
+                return decided
+            if word in ("q", "quit"):
+                return decided
+            if word in ("s", "skip"):
+                break
+            accepted = {"a": True, "accept": True, "r": False, "reject": False}.get(word)
+            if accepted is None or (not accepted and not note.strip()):
+                continue  # asked again: a rejection needs its reason
+            reasons = () if accepted else (note.strip(),)
+            verdicts.add(
+                Verdict(
+                    id=item.id, stage="review", accepted=accepted, reasons=reasons, note=note.strip(), by=by
+                )
+            )
+            decided += 1
+            break
+    return decided
+
+
+def write_reviewed(file: Path, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Beside a JSONL file: what was accepted and what was rejected, each conversation with its verdict."""
+    verdicts = Verdicts(file)
+    counts: dict[str, Any] = {}
+    for name, wanted in (("accepted", True), ("rejected", False)):
+        lines: list[str] = []
+        for item in trajectories:
+            found = [verdict for verdict in verdicts.find(item.id) if verdict.stage == "review"]
+            if found and found[0].accepted is wanted:
+                kept = [
+                    *item.meta.get("verdicts", ()),
+                    found[0].model_dump(mode="json", exclude_defaults=True),
+                ]
+                lines.append(
+                    item.model_copy(update={"meta": {**item.meta, "verdicts": kept}}).to_json() + "\n"
+                )
+        file.with_suffix(f".{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        counts[name] = len(lines)
+    return counts
+
+
+QUESTION = "a [NOTE] accept · r REASON reject · s skip · q stop > "
 
 
 # -- the judge ---------------------------------------------------------------------------------------------

@@ -220,6 +220,26 @@ def show_corpus(result: dict[str, Any], console: Console | None = None) -> None:
         console.print(f"{result['run']}/{file}", soft_wrap=True, highlight=False, markup=False)
 
 
+def show_conversation(trajectory: Trajectory, place: str, console: Console) -> None:
+    """One conversation for a person to decide about: the user's scenario, what was said, what was found."""
+    console.rule(Text(f"{place} · {trajectory.id} · {trajectory.end}"))
+    console.print(Text(trajectory.task.instructions, style="italic"), soft_wrap=True)
+    for turn in trajectory.turns:
+        message = turn.message
+        if message.role == "tool":
+            style = "red" if turn.failed else "bright_black"
+            console.print(Text(f"  = {message.content}", style=style), soft_wrap=True)
+        elif message.content:
+            style = "bold" if turn.side == "agent" else "cyan"
+            console.print(Text(f"{turn.side}: {message.content}", style=style), soft_wrap=True)
+        for call in message.tool_calls:
+            console.print(Text(f"  > {call.name} {_value(call.arguments)}", style="yellow"), soft_wrap=True)
+    for verdict in trajectory.meta.get("verdicts", ()):
+        word = "accepted" if verdict["accepted"] else f"rejected: {', '.join(verdict.get('reasons', ()))}"
+        by = f" by {verdict['by']}" if verdict.get("by") else ""
+        console.print(Text(f"{verdict['stage']}{by}: {word} {verdict.get('note', '')}", style="magenta"))
+
+
 def show_demo(
     before: dict[str, Any], after: dict[str, Any], summary: dict[str, Any], directory: Path
 ) -> None:
