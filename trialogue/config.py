@@ -294,6 +294,21 @@ class StragglerSettings(Section):
     """Steps after which what was carried is cut: no trained token is older than this many versions."""
 
 
+class EngineChoice(Section):
+    """Engines other than the embedded one."""
+
+    tinker: str | None = None
+    """Address of a Tinker-compatible service that holds and trains the weights; this process where empty."""
+    tinker_reduction: Literal["sum", "sequence_mean"] = "sum"
+    """How that service adds up token losses: sum (hosted), sequence_mean (SkyRL's server)."""
+    vllm: str | None = None
+    """Address of a vLLM server that samples with the weights trained here; this process where empty."""
+    vllm_weights: str = "runs/.vllm"
+    """Folder both see, through which weights reach that server."""
+    verl: dict[str, Any] = {}
+    """Settings of verl's own, handed over as they are: `trainer.nnodes = 4` under [engine.verl]."""
+
+
 class TrainConfig(Section):
     """Everything `train` can be told."""
 
@@ -317,6 +332,7 @@ class TrainConfig(Section):
     training: Training = Training()
     checks: CheckSettings = CheckSettings()
     stragglers: StragglerSettings = StragglerSettings()
+    engine: EngineChoice = EngineChoice()
     run: RunSettings = RunSettings()
 
 

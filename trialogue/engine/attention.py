@@ -9,11 +9,11 @@ sampler's plan reads and writes kept caches, the update's plan follows a prefix 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from trialogue.errors import EngineError
 
+Result = TypeVar("Result")
 IMPLEMENTATION = "trialogue"
 FEW_ROWS = 32
 SUPPORTED = (
@@ -59,6 +60,8 @@ class Wiring:
         self.model = model
         self.compute = compute  # autocast to this type, where the device has fast arithmetic for it
         self.plan: Plan | None = None
+        self.root: Any = None  # where weights are sharded: the module whose forward pass brings them together
+        self._inside = False
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
         try:
             model.set_attn_implementation(IMPLEMENTATION)
@@ -93,13 +96,29 @@ class Wiring:
         finally:
             self.plan = None
 
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Compute with the weights at hand, wherever they lie."""
+        if self.root is None or self._inside:
+            return function(*arguments)
+        self._inside = True
+        try:
+            return self.root(function, *arguments)
+        finally:
+            self._inside = False
+
     def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Final hidden states [N, width] of packed tokens under the plan in use."""
+        return self.call(self._hidden, tokens, positions)
+
+    def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         with self._autocast(tokens.device.type):
             output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
+        return self.call(self._logits, hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
         with self._autocast(hidden.device.type):
             return self.head(hidden)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
 from trialogue.engine.attention import Wiring
 from trialogue.engine.prefixes import common_length
+from trialogue.engine.shards import Shards, get_norm
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
@@ -128,9 +130,15 @@ class Update:
     """Gradients accumulate over `forward_backward` calls until `optim_step` applies them."""
 
     def __init__(
-        self, wiring: Wiring, device: torch.device, *, max_tokens: int, checkpointing: bool = False
+        self,
+        wiring: Wiring,
+        device: torch.device,
+        *,
+        max_tokens: int,
+        checkpointing: bool = False,
+        shards: Shards | None = None,
     ) -> None:
-        self.wiring, self.device, self.max_tokens = wiring, device, max_tokens
+        self.wiring, self.device, self.max_tokens, self.shards = wiring, device, max_tokens, shards
         self.recomputed = find_recomputed_layers(wiring.model) if checkpointing else []
         self.parameters = {
             name: value for name, value in wiring.model.named_parameters() if value.requires_grad
@@ -144,12 +152,17 @@ class Update:
                 if group
             ],
             lr=0.0,
-            fused=True,
+            fused=shards is None,
         )
         self.skipped = 0
         self.computed_tokens = 0
 
     def _score(
+        self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.wiring.call(self._compute, plan, wanted, temperature)
+
+    def _compute(
         self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and for
@@ -178,10 +191,10 @@ class Update:
 
     def forward(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         results: list[list[float]] = [[0.0] * len(row.tokens) for row in rows]
-        sequences = [row.tokens for row in rows]
-        for batch in split_rows(sequences, self.max_tokens):
-            batch = [index for index in batch if len(sequences[index]) > 1]
+        sequences = [row.tokens if len(row.tokens) > 1 else [] for row in rows]
+        for batch in self._batches(sequences):
             if not batch:
+                self._take_part(temperature)
                 continue
             plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
             wanted = [range(1, len(sequences[index])) for index in batch]
@@ -190,7 +203,45 @@ class Update:
             found = logprobs[places].split([len(positions) for positions in wanted])
             for index, values in zip(batch, found, strict=True):
                 results[index][1:] = values.tolist()
-        return results
+        return self._exchange(results, {})[0]
+
+    def _batches(self, sequences: Sequence[list[int]]) -> list[list[int]]:
+        """Micro-batches of this process: indices of rows that have something to compute. Where several
+        processes share the rows all have as many; an empty one stands for work that others still do."""
+        filled = [index for index, sequence in enumerate(sequences) if sequence]
+        if self.shards is None:
+            return [[filled[place] for place in batch] for batch in self._split(sequences, filled)]
+        self.shards.fold()
+        world = self.shards.world
+        order = sorted(filled, key=lambda index: sequences[index])
+        shares = world.deal([len(sequence) for sequence in sequences], order)
+        parts = [[[share[i] for i in batch] for batch in self._split(sequences, share)] for share in shares]
+        most = max(len(part) for part in parts)
+        own = parts[world.rank]
+        return own + [[] for _ in range(most - len(own))]
+
+    def _split(self, sequences: Sequence[list[int]], chosen: Sequence[int]) -> list[list[int]]:
+        return split_rows([sequences[index] for index in chosen], self.max_tokens)
+
+    def _take_part(self, temperature: float, gradient: bool = False) -> None:
+        """Nothing of one's own to compute, but others wait for one's part of the weights."""
+        plan = TreePlan(grow_tree([[0, 0]]), self.device)
+        with torch.set_grad_enabled(gradient), self.wiring.using(plan), self._recomputing():
+            logprobs, _, _ = self._score(plan, [[1]], temperature)
+            if gradient:
+                (logprobs.sum() * 0.0).backward()
+
+    def _exchange(
+        self, results: list[list[float]], metrics: dict[str, float]
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        """Every process gets what the others have computed."""
+        if self.shards is None:
+            return results, metrics
+        totals: dict[str, float] = {}
+        for others, found in self.shards.world.gather((results, metrics)):
+            _add_metrics(totals, dict(found))
+            results = [other if any(other) else own for own, other in zip(results, others, strict=True)]
+        return results, totals
 
     def forward_backward(self, rows: Sequence[Row], loss: LossFunction, temperature: float) -> Outputs:
         check_rows(rows)
@@ -202,9 +253,10 @@ class Update:
         ]
         results: list[list[float]] = [[] for _ in rows]
         metrics: dict[str, float] = {}
-        for batch in split_rows(sequences, self.max_tokens):
-            batch = [index for index in batch if sequences[index]]
+        scale = 1 if self.shards is None else self.shards.world.size  # shards' gradients are averaged
+        for batch in self._batches(sequences):
             if not batch:
+                self._take_part(temperature, gradient=True)
                 continue
             plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
             wanted = [masked[index] for index in batch]
@@ -214,11 +266,11 @@ class Update:
                 tokens = self._token_batch([rows[index] for index in batch], wanted, entropy[places])
                 tokens = replace(tokens, total_rows=len(rows), total_tokens=total_tokens)
                 value, found = loss(new, tokens)
-                value.backward()
+                (value * scale).backward()
             _add_metrics(metrics, {"loss": value, **found})
             for index, values in zip(batch, new.detach().split([len(p) for p in wanted]), strict=True):
                 results[index] = values.tolist()
-        return Outputs(results, metrics)
+        return Outputs(*self._exchange(results, metrics))
 
     @contextmanager
     def _recomputing(self) -> Generator[None]:
@@ -265,8 +317,8 @@ class Update:
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
         if not gradients:
             raise EngineError("there is no gradient to apply: call forward_backward before optim_step")
-        norm = nn.utils.get_total_norm(gradients)
-        finite = bool(torch.isfinite(norm))
+        norm, size = get_norm(gradients)
+        finite = isfinite(size)
         if finite:
             if params.grad_clip > 0:
                 nn.utils.clip_grads_with_norm_(self.parameters.values(), params.grad_clip, norm)
@@ -284,7 +336,7 @@ class Update:
             self.skipped += 1
         self.optimizer.zero_grad(set_to_none=True)
         return {
-            "grad_norm": float(norm),
+            "grad_norm": size,
             "learning_rate": params.learning_rate,
             "skipped": 0.0 if finite else 1.0,
         }

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trialogue.config import Learner, TrainConfig
+from trialogue.config import EngineChoice, Learner, TrainConfig
 from trialogue.durable import MANIFEST, find_damage, put_in_place, saving, seal, write_json
-from trialogue.errors import RunError
+from trialogue.errors import ConfigError, RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampler, Sampling
 from trialogue.talk.model import ModelSource
@@ -25,7 +25,7 @@ from trialogue.talk.render import Renderer
 from trialogue.talk.speech import load_renderer, save_renderer
 
 if TYPE_CHECKING:
-    from trialogue.engine.torch_engine import TorchEngine
+    from trialogue.engine.api import Engine
 
 _log = logging.getLogger("trialogue")
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("trialogue")
 class Learned:
     """A model that learns: what computes, and how messages become its tokens."""
 
-    engine: TorchEngine
+    engine: Engine
     renderer: Renderer
     tokenizer: Any
 
@@ -48,13 +48,21 @@ class Learned:
         return LocalSource(sampler or self.engine, self.renderer, sampling)
 
 
-def load_learner(learner: Learner, seed: int) -> Learned:
-    """Load what a `Learner` setting names."""
+def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None) -> Learned:
+    """Load what a `Learner` setting names, into the engine chosen."""
     from trialogue.engine.api import EngineSettings, LoraSettings
     from trialogue.engine.models import find_folder
     from trialogue.engine.torch_engine import TorchEngine
 
+    choice = choice or EngineChoice()
     folder = find_folder(learner.model)
+    tokenizer, renderer = load_renderer(folder, learner.renderer)
+    if choice.tinker is not None:
+        from trialogue.engine.tinker import TinkerEngine
+
+        rank = learner.lora_rank or 32
+        service = TinkerEngine(folder, choice.tinker, reduction=choice.tinker_reduction, rank=rank, seed=seed)
+        return Learned(service, renderer, tokenizer)
     lora = LoraSettings(r=learner.lora_rank, alpha=learner.lora_alpha) if learner.lora_rank else None
     settings = EngineSettings(
         device=learner.device,
@@ -64,8 +72,24 @@ def load_learner(learner: Learner, seed: int) -> Learned:
         cache_bytes=int(learner.cache_gigabytes * (1 << 30)),
         seed=seed,
     )
-    tokenizer, renderer = load_renderer(folder, learner.renderer)
-    return Learned(TorchEngine.load(folder, settings), renderer, tokenizer)
+    engine = TorchEngine.load(folder, settings)
+    if choice.vllm is not None:
+        from trialogue.engine.vllm import VllmEngine
+
+        return Learned(VllmEngine(engine, choice.vllm, Path(choice.vllm_weights)), renderer, tokenizer)
+    return Learned(engine, renderer, tokenizer)
+
+
+def follow(learner: Learner, references: int, seed: int) -> None:
+    """What all processes but the first do under torchrun: hold their part of the weights, compute as told."""
+    from trialogue.engine.shards import find_world
+
+    world = find_world()
+    if world is None:
+        raise ConfigError("there is nobody to follow; start with torchrun")
+    for _ in range(1 + references):
+        load_learner(learner, seed)
+    world.follow()
 
 
 class Checkpoints:

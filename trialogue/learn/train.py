@@ -67,8 +67,9 @@ async def train(
     cast = find_cast(config, domain, account)
     if domain.tool_model is not None:
         cast.made.append(domain.tool_model)
-    learner = load_learner(config.learner, config.seed)
-    reference = load_learner(config.learner, config.seed) if config.loss.kl else None
+    learner = load_learner(config.learner, config.seed, config.engine)
+    untouched = config.engine.model_copy(update={"vllm": None})  # a reference never speaks
+    reference = load_learner(config.learner, config.seed, untouched) if config.loss.kl else None
     if resume is not None:
         run = Run.resume(resume, "train")
     else:

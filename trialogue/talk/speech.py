@@ -22,12 +22,17 @@ def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer, make_renderer(tokenizer, folder, name)
+
+
+def make_renderer(tokenizer: Any, folder: str, name: str | None = None) -> Renderer:
+    """The renderer of a model's folder over a tokenizer at hand."""
     note = Path(folder) / "renderer.json"
     if name is None and note.is_file():
         name = json.loads(note.read_text(encoding="utf-8"))["renderer"]
     if name == "brief":
-        return tokenizer, BriefRenderer(Vocabulary(tokenizer))
-    return tokenizer, find_renderer(tokenizer, name)
+        return BriefRenderer(Vocabulary(tokenizer))
+    return find_renderer(tokenizer, name)
 
 
 def save_renderer(folder: Path, tokenizer: Any, renderer: Renderer) -> None:

@@ -1,0 +1,444 @@
+"""verl 0.9 on a CPU: `make test-verl`, in an environment of its own.
+
+The real agent-loop manager runs on a local Ray; only the GPU server is replaced, by our engine over a tiny
+model. Our own rollout draws the same tokens from the same model: what verl gets must be what we train on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl")
+
+import ray
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from ports import find_port
+from safetensors.torch import load_file
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker, DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl_parts import Here, OneServerClient, SeededSampler, TinyServer
+
+from trialogue.config import TrainConfig, load_config
+from trialogue.engine.api import EngineSettings, OptimParams, Row
+from trialogue.engine.torch_engine import TorchEngine
+from trialogue.hosts.export import export_verl
+from trialogue.hosts.holding import to_figures
+from trialogue.hosts.verl import ConversationLoop, open_holding
+from trialogue.learn.grpo import PolicyLoss
+from trialogue.learn.measure import measure
+from trialogue.learn.samples import to_rows
+from trialogue.learn.train import has_signal, in_order, to_step
+from trialogue.run import read_trajectories
+from trialogue.score.reward import grade
+from trialogue.talk.local import LocalModel, Sampling
+from trialogue.talk.rollout import rollout
+from trialogue.talk.speech import load_renderer
+from trialogue.trajectory import Group, Trajectory
+
+pytestmark = pytest.mark.timeout(1200)
+ROOT = Path(__file__).parents[3]
+GROUP = 4
+
+
+def read_overrides(folder: Path) -> list[str]:
+    """The settings a launch script hands to verl."""
+    words = shlex.split(
+        (folder / "launch.sh").read_text(encoding="utf-8").replace("\\\n", " "), comments=True
+    )
+    return words[words.index("verl.trainer.main_ppo") + 1 : -1]
+
+
+def compose_verl(folder: Path, *more: str) -> Any:
+    """What verl's own loader makes of a launch script."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [*read_overrides(folder), *more])
+
+
+@dataclass
+class Exported:
+    folder: Path
+    config: TrainConfig
+    verl: Any
+
+
+@pytest.fixture(scope="module")
+def exported(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder = tmp_path_factory.mktemp("export")
+    export_verl(config, folder)
+    verl = compose_verl(
+        folder,
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+        "data.max_prompt_length=32",
+        "data.max_response_length=160",
+    )
+    return Exported(folder, open_holding(str(folder / "config.json")).config, verl)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A local Ray."""
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    patient = {
+        "RAY_agent_register_timeout_ms": "600000",
+        "RAY_worker_register_timeout_seconds": "600",
+        "RAY_gcs_server_request_timeout_seconds": "600",
+        "RAY_health_check_timeout_ms": "600000",
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+    }
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    port = find_port()
+    log = tmp_path_factory.mktemp("ray") / "log"
+    with log.open("w") as file:
+        head = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "ray_head.py"), str(port)],
+            env=os.environ | patient,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        for attempt in range(20):
+            try:
+                ray.init(
+                    f"{ray.util.get_node_ip_address()}:{port}",
+                    log_to_driver=False,
+                    runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
+                )
+                break
+            except Exception:  # noqa: BLE001 - whatever it is, it is tried again
+                if attempt == 19 or head.poll() is not None:
+                    raise RuntimeError(log.read_text()[-2000:]) from None
+                time.sleep(10)
+        yield
+    finally:
+        ray.shutdown()
+        head.terminate()
+        head.wait(60)
+
+
+def hold_ourselves(exported: Exported, tasks: list[Any]) -> list[Group]:
+    """The same conversations in our own loop."""
+    holding = open_holding(str(exported.folder / "config.json"))
+    config = holding.config
+    sampler = SeededSampler(config.learner.model)
+    _, renderer = load_renderer(config.learner.model)
+    sampling = Sampling(reply_tokens=config.limits.reply_tokens, context_tokens=config.limits.context_tokens)
+
+    def agent(task: Any, seed: int) -> LocalModel:
+        return LocalModel(sampler, renderer, sampling, seed=seed, session=f"{seed:x}")
+
+    async def hold() -> list[Group]:
+        groups = rollout(
+            holding.domain,
+            tasks,
+            agent,
+            holding.cast.user,
+            group_size=GROUP,
+            limits=config.limits,
+            seed=config.seed,
+            redraws=0,
+            grade=grade,
+            name="0/",
+        )
+        return in_order([group async for group in groups], tasks)
+
+    return asyncio.run(hold())
+
+
+@dataclass
+class Both:
+    output: Any
+    groups: list[Group]
+    trajectories: list[Trajectory]
+    """Ours, in the order of verl's rows."""
+    asked: list[tuple[str, int]]
+
+
+def to_batch(tasks: list[Any]) -> DataProto:
+    def column(values: list[Any]) -> Any:
+        array = np.empty(len(values), dtype=object)
+        array[:] = values
+        return array
+
+    rows = [(number, task, trial) for number, task in enumerate(tasks) for trial in range(GROUP)]
+    return DataProto.from_dict(
+        tensors={"dummy_tensor": torch.zeros(len(rows), 1)},
+        non_tensors={
+            "raw_prompt": column([[{"role": "user", "content": task.id}] for _, task, _ in rows]),
+            "extra_info": column([{"task": task.model_dump_json()} for _, task, _ in rows]),
+            "index": np.array([number for number, _, _ in rows]),
+            "priority": np.array([trial for _, _, trial in rows]),
+            "uid": column([task.id for _, task, _ in rows]),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def both(exported: Exported) -> Both:
+    """verl's worker and our rollout, each in this process."""
+    tasks = open_holding(str(exported.folder / "config.json")).domain.tasks("train", 4)
+    server = TinyServer(exported.config.learner.model)
+    worker = AgentLoopWorker(exported.verl, OneServerClient(exported.verl, Here(server)))
+    output = asyncio.run(worker.generate_sequences(to_batch(tasks)))
+    groups = hold_ourselves(exported, tasks)
+    ours = {item.id: item for group in groups for item in (*group.trajectories, *group.failed)}
+    ordered = [ours[f"0/{task.id}/{trial}"] for task in tasks for trial in range(GROUP)]
+    return Both(output, groups, ordered, server.asked)
+
+
+def test_the_manager_on_ray_gives_the_same(both: Both, exported: Exported, cluster: None) -> None:
+    tasks = open_holding(str(exported.folder / "config.json")).domain.tasks("train", 4)
+    server = ray.remote(TinyServer).remote(exported.config.learner.model)
+    manager = AgentLoopManager.create(config=exported.verl, llm_client=OneServerClient(exported.verl, server))
+    output = manager.generate_sequences(to_batch(tasks))
+    assert output.batch.keys() == both.output.batch.keys()
+    for name, found in output.batch.items():
+        expected = both.output.batch[name]
+        assert torch.allclose(found.float(), expected.float(), atol=1e-6), name
+    for name in both.output.meta_info["reward_extra_keys"]:
+        assert output.non_tensor_batch[name].tolist() == both.output.non_tensor_batch[name].tolist()
+    assert output.meta_info["reward_extra_keys"] == both.output.meta_info["reward_extra_keys"]
+    assert set(ray.get(server.list_asked.remote())) == set(both.asked)
+
+
+def test_the_conversations_go_every_way(both: Both) -> None:
+    held = both.trajectories
+    assert {item.end for item in held} == {"user_stop", "too_long", "error"}
+    assert {item.blame for item in held if item.end == "error"} == {"user"}
+    assert max(sum(turn.side == "user" for turn in item.turns) for item in held) >= 3
+    assert any(turn.failed for item in held for turn in item.turns)
+    assert {item.value for item in held if item.reward is not None} == {0.0, 1.0}
+
+
+def test_verl_gets_the_rows_we_would_train_on(both: Both, exported: Exported) -> None:
+    batch = both.output.batch
+    width = exported.verl.actor_rollout_ref.rollout.prompt_length
+    for number, trajectory in enumerate(both.trajectories):
+        [row] = to_rows(trajectory, 0.0)
+        attended = batch["attention_mask"][number].bool()
+        assert batch["input_ids"][number][attended].tolist() == row.tokens
+        start = int(attended[:width].sum())
+        length = len(row.tokens) - start
+        mask = [0] * length if trajectory.end == "error" else row.mask[start:]
+        assert batch["response_mask"][number].tolist() == mask + [0] * (160 - length)
+        assert sum(row.mask[:start]) == 0
+        logprobs = batch["rollout_log_probs"][number].tolist()
+        assert logprobs[:length] == pytest.approx(row.logprobs[start:], abs=1e-6)
+        scores = batch["rm_scores"][number].tolist()
+        reward = 0.0 if trajectory.reward is None else trajectory.value
+        assert scores[length - 1] == sum(scores) == reward
+    lengths = [len(to_rows(item, 0.0)[0].tokens) for item in both.trajectories]
+    assert max(lengths) > 140  # the longest were cut off at the limit of 160
+
+
+def test_figures_and_turns_travel_along(both: Both) -> None:
+    extras = both.output.non_tensor_batch
+    keys = both.output.meta_info["reward_extra_keys"]
+    assert set(keys) == set(to_figures(both.trajectories[0]))
+    held = [number for number, item in enumerate(both.trajectories) if item.end != "error"]
+    expected = measure(both.groups)
+    for name in ("turns", "tool_calls", "tool_errors", "response_tokens", "cut_off", "success"):
+        assert np.mean([extras[name][number] for number in held]) == pytest.approx(expected[name]), name
+    assert sum(extras["failed"]) == expected["failed"] == GROUP
+    for number, item in enumerate(both.trajectories):
+        told = extras["conversation"][number]
+        assert (told["id"], told["end"], told["error"], told["blame"]) == (
+            item.id,
+            item.end,
+            item.error,
+            item.blame,
+        )
+        assert [turn["role"] for turn in told["turns"]] == [turn.message.role for turn in item.turns]
+        sampled = [len(turn.tokens.reply) for turn in item.turns if turn.tokens is not None]
+        assert [turn["tokens"] for turn in told["turns"] if turn["tokens"]] == sampled
+        assert (extras["min_global_steps"][number], extras["max_global_steps"][number]) == (3, 3)
+        assert extras["__num_turns__"][number] == len(item.turns)
+
+
+def test_one_request_id_for_each_conversation(both: Both) -> None:
+    asked: dict[str, list[int]] = {}
+    for identity, length in both.asked:
+        asked.setdefault(identity, []).append(length)
+    assert set(asked) == {f"{item.seed:x}" for item in both.trajectories}
+    assert all(lengths == sorted(lengths) for lengths in asked.values())
+    assert max(map(len, asked.values())) >= 4
+
+
+def test_conversations_are_recorded(both: Both, exported: Exported) -> None:
+    [file] = (exported.folder / "trajectories").glob("step-000000.*.jsonl")
+    recorded = {item.id: item for item in read_trajectories(file)}
+    for item in both.trajectories:
+        assert [turn.message for turn in recorded[item.id].turns] == [turn.message for turn in item.turns]
+        assert recorded[item.id].reward == item.reward
+
+
+def make_loop(exported: Exported, *more: str) -> ConversationLoop:
+    """One loop as verl's worker makes it, with the server in this process."""
+
+    verl = OmegaConf.merge(exported.verl, OmegaConf.from_dotlist(list(more)))
+    tokenizer, _ = load_renderer(exported.config.learner.model)
+    return ConversationLoop(
+        trainer_config=DictConfigWrap(verl),
+        server_manager=OneServerClient(verl, Here(TinyServer(exported.config.learner.model))),
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(verl.data),
+        settings=str(exported.folder / "config.json"),
+        tools=None,
+    )
+
+
+SAMPLING = {"temperature": 1.0, "top_p": 1, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+
+
+def to_row(exported: Exported, number: int, **more: Any) -> dict[str, Any]:
+    task = open_holding(str(exported.folder / "config.json")).domain.tasks("train", 4)[number]
+    return {"raw_prompt": [], "extra_info": {"task": task.model_dump_json()}, "priority": 0, **more}
+
+
+async def test_the_newer_trainer_never_sees_a_failed_conversation(exported: Exported) -> None:
+    loop = make_loop(exported)
+    assert await loop.run(SAMPLING, **to_row(exported, 3, session_id=0, global_steps=1)) == []
+    [held] = await loop.run(SAMPLING, **to_row(exported, 0, session_id=0, global_steps=1))
+    assert sum(held.response_mask) > 0
+    assert held.extra_fields["conversation"]["id"].startswith("1/")
+
+
+@pytest.mark.parametrize("room", [3, 20, 47])
+async def test_nothing_outgrows_the_response(exported: Exported, room: int) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    loop = make_loop(exported, f"{rollout}.response_length={room}", f"{rollout}.prompt_length=12")
+    output = await loop.run(SAMPLING, **to_row(exported, 2))
+    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs) <= room
+    assert len(output.prompt_ids) <= 12
+    assert output.extra_fields["conversation"]["end"] == "too_long"
+    assert output.reward_score == 0.0
+    trained = [
+        value for value, mask in zip(output.response_logprobs, output.response_mask, strict=True) if mask
+    ]
+    assert all(value < 0 for value in trained)
+
+
+# -- the update ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "kl"), [("grpo", "token", 0.1), ("dr_grpo", "constant", 0.0), ("grpo", "row", 0.0)]
+)
+def test_verl_updates_as_we_do(
+    both: Both, exported: Exported, tmp_path: Path, name: str, reduction: str, kl: float
+) -> None:
+    """Loss and gradient of verl's FSDP2 engine on verl's rows, against ours on ours, in float32."""
+    loss = {
+        "name": name,
+        "reduction": reduction,
+        "constant": 64.0,
+        "kl": kl,
+        "clip_low": 0.1,
+        "dual_clip": 2.0,
+    }
+    config = load_config(
+        TrainConfig, None, [f"loss.{key}={json.dumps(value)}" for key, value in loss.items()], exported.config
+    )
+    export_verl(config, tmp_path / "export")
+    kept = [group for group in both.groups if has_signal(group)]
+    known = {group.task.id for group in kept}
+    places = [number for number, item in enumerate(both.trajectories) if item.task.id in known]
+    both.output[places].save_to_disk(tmp_path / "rows.pkl")
+    (tmp_path / "overrides.json").write_text(json.dumps(read_overrides(tmp_path / "export")))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"}
+    command = [sys.executable, str(Path(__file__).parent / "verl_update.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = json.loads((tmp_path / "result.json").read_text())
+
+    rows = to_step(kept, config)
+    assert len(rows) == len(places) >= GROUP
+    rows = [
+        Row(
+            row.tokens,
+            row.mask,
+            shift(row.logprobs),
+            row.advantages,
+            shift(row.logprobs, 0.3) if kl else None,
+            row.id,
+        )
+        for row in rows
+    ]
+    engine = TorchEngine(config.learner.model, EngineSettings(device="cpu"))
+
+    async def update() -> tuple[dict[str, float], dict[str, float], dict[str, torch.Tensor]]:
+        outputs = await engine.forward_backward(rows, PolicyLoss(config.loss))
+        gradient = {key: value.grad.clone() for key, value in engine.update.parameters.items()}
+        optim = OptimParams(
+            learning_rate=config.optimizer.learning_rate,
+            betas=config.optimizer.betas,
+            grad_clip=config.optimizer.gradient_clip,
+        )
+        return outputs.metrics, await engine.optim_step(optim), gradient
+
+    ours, step, gradient = asyncio.run(update())
+    assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-4, abs=1e-6)
+    assert theirs["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
+    found = load_file(tmp_path / "gradient.safetensors")
+    assert found.keys() == gradient.keys()
+    one, other = (torch.cat([tree[key].flatten() for key in sorted(tree)]) for tree in (found, gradient))
+    cosine = float(torch.nn.functional.cosine_similarity(one, other, dim=0))
+    print(f"{name}/{reduction}: loss {theirs['loss']:.6f} and {ours['loss']:.6f}, cosine {cosine:.8f}")
+    assert cosine > 0.99999
+    assert one.norm() > 0
+
+
+def shift(logprobs: list[float], by: float = 0.15) -> list[float]:
+    """Log-probabilities of an older policy, so that ratios are not one and some are clipped."""
+    return [value + by * ((number % 5) - 2) if value else 0.0 for number, value in enumerate(logprobs)]
+
+
+# -- the launch script ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["8b", "14b", "32b"])
+def test_verl_accepts_the_papers_recipe(size: str, tmp_path: Path) -> None:
+    """The paper's settings with the built-in domain, whose data need no download."""
+    config = load_config(TrainConfig, ROOT / "configs" / f"paper-{size}.toml", ["domain=shop"])
+    export_verl(config, tmp_path)
+    found = compose_verl(tmp_path)
+    OmegaConf.resolve(found)
+    actor, generation = found.actor_rollout_ref.actor, found.actor_rollout_ref.rollout
+    assert found.algorithm.adv_estimator == "grpo"
+    assert (found.data.train_batch_size, actor.ppo_mini_batch_size, generation.n) == (32, 32, 8)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.2, 3.0)
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.001, "low_var_kl")
+    assert (actor.optim.lr, actor.optim.weight_decay, actor.optim.clip_grad) == (1e-6, 0.01, 1.0)
+    assert (generation.prompt_length, generation.response_length, generation.max_model_len) == (
+        5000,
+        27768,
+        32768,
+    )
+    assert (found.trainer.nnodes, found.trainer.n_gpus_per_node) == (4, 8)
+    assert found.actor_rollout_ref.model.path == f"Qwen/Qwen3-{size.upper()}"
+    assert actor.strategy == found.actor_rollout_ref.ref.strategy == "fsdp2"
+    dataset = RLHFDataset([str(tmp_path / "train.parquet")], None, found.data)
+    assert len(dataset) == 150 * 32
+    assert dataset[5]["agent_name"] == "trialogue"
+    from trialogue.task import Task
+
+    assert Task.model_validate_json(dataset[5]["extra_info"]["task"]).split == "train"

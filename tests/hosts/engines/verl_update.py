@@ -1,0 +1,198 @@
+# ruff: noqa: E402 - the platform has to be there before verl is imported
+"""One update by verl's FSDP2 engine in a process of its own, on a CPU: verl fixes its platform when imported.
+
+verl_update.py FOLDER reads rows.pkl and overrides.json there, writes result.json and gradient.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from ports import find_port
+
+os.environ |= {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": str(find_port()),
+}
+torch.distributed.init_process_group("gloo")
+
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+class CpuModule:
+    """torch.cpu with the few questions verl asks of a device."""
+
+    def get_device_name(self, *_: Any) -> str:
+        return "cpu"
+
+    def mem_get_info(self, *_: Any) -> tuple[int, int]:
+        return 8 << 30, 16 << 30
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(torch.cpu, name, lambda *_, **__: 0)
+
+
+def nothing(self: Any, *_: Any, **__: Any) -> None:
+    return None
+
+
+@PlatformRegistry.register(platform="cpu")
+class Cpu(PlatformBase):
+    device_name = "cpu"
+    vendor_name = "generic"
+    device_module = CpuModule()
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = nothing
+    cudart = nothing
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CPU_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Any:
+        yield
+
+    def ray_resource_name(self) -> str:
+        return "CPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+
+from hydra import compose, initialize_config_module
+from safetensors.torch import save_file
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers_tinker import TinkerTrainingWorker
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import left_right_2_no_padding
+
+EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])(FSDPEngineWithLMHead)
+
+
+def shift(logprobs: torch.Tensor, places: torch.Tensor, by: float) -> torch.Tensor:
+    """The same older policy as in the test, by each token's place in its row."""
+    return torch.where(logprobs != 0, logprobs + by * ((places % 5) - 2), logprobs)
+
+
+def main(folder: Path) -> None:
+    overrides = json.loads((folder / "overrides.json").read_text())
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(
+            "ppo_trainer",
+            [
+                *overrides,
+                "actor_rollout_ref.actor.use_dynamic_bsz=False",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+            ],
+        )
+    data = DataProto.load_from_disk(folder / "rows.pkl")
+    width = data.batch["prompts"].shape[1]
+    places = data.batch["attention_mask"].cumsum(1)[:, width:] - 1
+    data.batch["old_log_probs"] = shift(data.batch["rollout_log_probs"], places, 0.15)
+    data.batch["token_level_rewards"] = data.batch["rm_scores"]
+    if config.actor_rollout_ref.actor.use_kl_loss:
+        data.batch["ref_log_prob"] = shift(data.batch["rollout_log_probs"], places, 0.3)
+    data = compute_advantage(
+        data,
+        adv_estimator=config.algorithm.adv_estimator,
+        norm_adv_by_std_in_grpo=config.algorithm.norm_adv_by_std_in_grpo,
+        config=config.algorithm,
+    )
+    data.meta_info |= {
+        "temperature": config.actor_rollout_ref.rollout.temperature,
+        "global_token_num": data.batch["attention_mask"].sum(-1).tolist(),
+        "global_batch_size": len(data),
+    }
+    data.non_tensor_batch.clear()
+    model = HFModelConfig(
+        path=config.actor_rollout_ref.model.path,
+        use_remove_padding=False,
+        override_config={"attn_implementation": "sdpa"},
+    )
+    engine = FSDPEngineConfig(
+        forward_only=False,
+        fsdp_size=1,
+        strategy="fsdp2",
+        use_dynamic_bsz=False,
+        micro_batch_size_per_gpu=2,
+        infer_micro_batch_size_per_gpu=2,
+        use_remove_padding=False,
+        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        model_dtype="fp32",
+        use_torch_compile=False,
+    )
+    settings = config.actor_rollout_ref.actor.optim
+    optimizer = FSDPOptimizerConfig(
+        lr=settings.lr,
+        betas=tuple(settings.betas),
+        weight_decay=settings.weight_decay,
+        clip_grad=settings.clip_grad,
+        total_training_steps=2,
+    )
+    worker = TinkerTrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=model,
+            engine_config=engine,
+            optimizer_config=optimizer,
+            checkpoint_config=None,
+        )
+    )
+    worker.reset()
+    worker.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(config.actor_rollout_ref.actor)))
+    worker.optimizer_zero_grad()
+    output = worker.forward_backward(left_right_2_no_padding(data.to_tensordict()))
+    gradient = {
+        name: value.grad.full_tensor().contiguous()
+        for name, value in worker.engine.module.named_parameters()
+        if value.grad is not None
+    }
+    norm = worker.optimizer_step()["grad_norm"]
+    save_file(gradient, folder / "gradient.safetensors")
+    metrics = output["metrics"]
+    result = {"loss": float(metrics["loss"]), "grad_norm": float(norm)}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+main(Path(sys.argv[1]))

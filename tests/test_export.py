@@ -1,0 +1,126 @@
+"""What `trialogue export verl` writes, read without verl: its own loader reads it in test_verl.py."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+from click.testing import CliRunner
+
+from trialogue.cli import main
+from trialogue.config import LossSettings, TrainConfig, load_config
+from trialogue.errors import ConfigError
+from trialogue.hosts.export import export_verl, flatten, to_algorithm, to_hydra
+from trialogue.task import Task
+from trialogue.world.scaffold import write_domain
+
+ROOT = Path(__file__).parents[1]
+
+
+def read_settings(folder: Path) -> dict[str, str]:
+    text = (folder / "launch.sh").read_text(encoding="utf-8").replace("\\\n", " ")
+    words = shlex.split(text, comments=True)
+    assert words[-1] == "$@"
+    return dict(word.split("=", 1) for word in words[words.index("verl.trainer.main_ppo") + 1 : -1])
+
+
+def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None:
+    out = tmp_path / "an export"
+    arguments = [
+        "export",
+        "verl",
+        str(ROOT / "configs" / "paper-32b.toml"),
+        "domain=shop",
+        "training.steps=2",
+    ]
+    arguments += ["training.eval_tasks=3", "engine.verl.trainer.nnodes=2", "--out", str(out), "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"out": str(out), "train": 64, "dev": 3, "steps": 2}
+    assert sorted(path.name for path in out.iterdir()) == [
+        "agent-loop.yaml",
+        "config.json",
+        "dev.parquet",
+        "launch.sh",
+        "train.parquet",
+    ]
+    settings = read_settings(out)
+    assert settings["trainer.nnodes"] == "2"  # the command line wins over the file
+    assert settings["trainer.n_gpus_per_node"] == "8"
+    assert settings["data.max_response_length"] == "27768"
+    assert settings["data.train_files"] == f"'{out}/train.parquet'"
+    config = TrainConfig.model_validate_json((out / "config.json").read_text(encoding="utf-8"))
+    assert config.user.concurrency == 8  # 64 requests at once, shared by 8 workers
+    rows = parquet.read_table(out / "train.parquet").to_pylist()
+    tasks = [Task.model_validate_json(row["extra_info"]["task"]) for row in rows]
+    assert len({task.id for task in tasks}) == 64
+    assert {task.split for task in tasks} == {"train"}
+    assert {row["agent_name"] for row in rows} == {"trialogue"}
+    assert not (out / "config.json").read_text(encoding="utf-8").count("sk-")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["training.mini_batches=3"], "must divide"),
+        (["optimizer.schedule=linear"], "not linear"),
+        (["loss.reduction=constant", "loss.constant=10.5"], "whole number"),
+    ],
+)
+def test_what_verl_cannot_do_is_refused(overrides: list[str], problem: str, tmp_path: Path) -> None:
+    config = load_config(TrainConfig, None, ["training.steps=1", "training.eval_every=0", *overrides])
+    with pytest.raises(ConfigError, match=problem):
+        export_verl(config, tmp_path)
+
+
+def test_a_step_needs_enough_tasks(tmp_path: Path) -> None:
+    write_domain(tmp_path / "bakery")
+    with pytest.raises(ConfigError, match="fewer than the 16 of one step"):
+        export_verl(load_config(TrainConfig, None, [f"domain={tmp_path / 'bakery'}"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ({"name": "dr_grpo"}, {"algorithm.norm_adv_by_std_in_grpo": False}),
+        ({"name": "rloo"}, {"algorithm.adv_estimator": "rloo"}),
+        ({"name": "dapo"}, {"actor_rollout_ref.actor.clip_ratio_high": 0.28}),
+        ({"name": "gspo"}, {"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}),
+        ({"reduction": "row"}, {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean"}),
+        ({"reduction": "constant", "constant": 64}, {"actor_rollout_ref.actor.loss_scale_factor": 64}),
+        ({"dual_clip": 0}, {"actor_rollout_ref.actor.clip_ratio_c": 1e6}),
+        ({"importance_cap": 2}, {"algorithm.rollout_correction.rollout_is_threshold": 2.0}),
+    ],
+)
+def test_losses_by_verls_names(loss: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = to_algorithm(LossSettings.model_validate(loss), redraws=False)
+    assert found | expected == found
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-6, "1e-06"),
+        ("a/b-c.d", "a/b-c.d"),
+        ("it's", "'it\\'s'"),
+        ("true", "'true'"),
+        ([0.9, 0.95], "[0.9,0.95]"),
+        ({"a": [1]}, "{a:[1]}"),
+    ],
+)
+def test_values_in_hydras_grammar(value: Any, text: str) -> None:
+    assert to_hydra(value) == text
+
+
+def test_nested_tables_become_dotted_keys() -> None:
+    assert flatten({"trainer": {"nnodes": 4}, "+a.b": 1, "c": {}}) == {
+        "trainer.nnodes": 4,
+        "+a.b": 1,
+        "c": {},
+    }

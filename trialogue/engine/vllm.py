@@ -1,0 +1,158 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Weights trained in this process, sampled by a vLLM server: faster speech where there is a GPU for it.
+
+Publishing writes the weights to a folder both see, has the server read them, and then lets both score the
+same tokens: a server that says it took new weights and did not is found out before it speaks a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from openai import APIError, AsyncOpenAI
+
+from trialogue.engine.api import (
+    Capabilities,
+    Completion,
+    LossFunction,
+    OptimParams,
+    Outputs,
+    Row,
+    SamplingParams,
+)
+from trialogue.engine.torch_engine import TorchEngine
+from trialogue.errors import EngineError
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+"""How far log-probabilities of the same tokens may lie apart, by what the server computes in."""
+PROBE = 24
+"""Tokens that both sides score after each update."""
+
+
+class VllmEngine:
+    """A `TorchEngine` that trains, and a vLLM server that samples with its weights.
+
+    The server is started with `--logprobs-mode processed_logprobs` and VLLM_SERVER_DEV_MODE=1, from the
+    folder training begins with."""
+
+    def __init__(self, trainer: TorchEngine, url: str, folder: Path, precision: str = "float32") -> None:
+        self.trainer, self.folder, self.tolerance = trainer, folder.resolve(), TOLERANCE[precision]
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.client = AsyncOpenAI(
+            base_url=self.url, api_key=os.environ.get("VLLM_API_KEY", "none"), timeout=600, max_retries=4
+        )
+        self.model: str | None = None
+        self._sent: int | None = None
+        """Version of the weights the server has."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.trainer.capabilities
+
+    @property
+    def weight_version(self) -> int:
+        return self.trainer.weight_version
+
+    # -- sampling --------------------------------------------------------------------------------------
+
+    async def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
+    ) -> list[Completion]:
+        if self._sent != self.trainer.weight_version:
+            await self.publish()
+        return await asyncio.gather(*(self._ask(list(prompt), params) for prompt in prompts))
+
+    async def _ask(self, prompt: list[int], params: SamplingParams) -> Completion:
+        answer = await self._complete(
+            prompt,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            stop_token_ids=list(params.stop_tokens),
+            seed=None if params.seed is None else params.seed % (1 << 31),
+            logprobs=0,
+            skip_special_tokens=False,
+            ignore_eos=True,  # what ends a reply is ours to say
+        )
+        tokens, logprobs = answer["token_ids"], answer["logprobs"]["token_logprobs"]
+        if len(tokens) != len(logprobs):
+            raise EngineError(f"vLLM sent {len(tokens)} tokens with {len(logprobs)} log-probabilities")
+        stopped = bool(tokens) and tokens[-1] in params.stop_tokens
+        return Completion(tokens, logprobs, "stop" if stopped else "length", self.trainer.weight_version)
+
+    async def end_session(self, session: str) -> None:
+        """The server's caches look after themselves."""
+
+    async def _complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
+        if self.model is None:
+            self.model = (await self._call("GET", "/v1/models"))["data"][0]["id"]
+        body = {"model": self.model, "prompt": prompt, "return_token_ids": True, **options}
+        answer = await self._call("POST", "/v1/completions", body)
+        return answer["choices"][0]
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        try:
+            if method == "GET":
+                return await self.client.get(path, cast_to=cast(Any, object))
+            return await self.client.post(path, body=body or {}, cast_to=cast(Any, object))
+        except APIError as error:
+            raise EngineError(f"the vLLM server at {self.url} failed at {path}: {error}") from error
+
+    # -- weights ---------------------------------------------------------------------------------------
+
+    async def publish(self) -> int:
+        version = await self.trainer.publish()
+        if self._sent != version:
+            await self.trainer.save_weights(self.folder)
+            told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+            await self._call("POST", "/collective_rpc", told)
+            await self._call("POST", "/reset_prefix_cache")
+            await self.check()
+            self._sent = version
+        return version
+
+    async def check(self) -> float:
+        """Score the same tokens here and there; returns how far they lie apart, and refuses too far."""
+        vocabulary = self.capabilities.vocabulary
+        tokens = [1 + (7 * place * place + 3 * place) % (vocabulary - 1) for place in range(PROBE)]
+        [ours] = await self.trainer.forward([Row(tokens, [0] * PROBE, [0.0] * PROBE, [0.0] * PROBE)])
+        answer = await self._complete(tokens, max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        theirs = [
+            found[str(token)]["logprob"]
+            for token, found in zip(tokens[1:], answer["prompt_logprobs"][1:], strict=True)
+        ]
+        gap = max(abs(one - other) for one, other in zip(ours[1:], theirs, strict=True))
+        if not gap <= self.tolerance:
+            raise EngineError(
+                f"the vLLM server does not have the weights it was sent: the same tokens differ by {gap:.3g} "
+                f"in log-probability, {self.tolerance:g} is allowed. On a CPU its packed matrices keep old "
+                "weights (see docs/cluster.md)"
+            )
+        return gap
+
+    # -- training --------------------------------------------------------------------------------------
+
+    async def forward(self, rows: Sequence[Row], temperature: float = 1.0) -> list[list[float]]:
+        return await self.trainer.forward(rows, temperature)
+
+    async def forward_backward(
+        self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0
+    ) -> Outputs:
+        return await self.trainer.forward_backward(rows, loss, temperature=temperature)
+
+    async def optim_step(self, params: OptimParams) -> dict[str, float]:
+        return await self.trainer.optim_step(params)
+
+    async def save_state(self, path: Path) -> None:
+        await self.trainer.save_state(path)
+
+    async def load_state(self, path: Path) -> None:
+        await self.trainer.load_state(path)
+        self._sent = None
+
+    def close(self) -> None:
+        self.trainer.close()

@@ -1,0 +1,1 @@
+"""Who else drives: thin files that put our conversation into the training loops of others."""

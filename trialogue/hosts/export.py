@@ -1,0 +1,259 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+"""Our configuration as verl reads it: a folder with the tasks, the agent loop's settings, a launch script.
+
+config.json        our settings, for the agent loop in each of verl's workers
+agent-loop.yaml    where verl finds the loop
+train.parquet, dev.parquet
+launch.sh          verl's trainer with every setting; what is appended to it overrides
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from trialogue.config import LossSettings, TrainConfig
+from trialogue.errors import ConfigError
+from trialogue.learn.held_out import find_marks
+from trialogue.run import find_weights
+from trialogue.task import Task
+from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
+
+LOOP = "trialogue"
+"""The agent loop's name in verl."""
+NEVER = 1e6
+"""A bound that is never reached, where verl knows no way to switch one off."""
+
+
+def export_verl(config: TrainConfig, out: Path) -> dict[str, Any]:
+    """Write the folder and tell what is in it."""
+    out = out.expanduser().resolve()
+    domain = find_domain(config.domain, config.data)
+    train, dev = find_tasks(domain, config)
+    out.mkdir(parents=True, exist_ok=True)
+    config = to_portable(config)
+    overrides = to_overrides(config, out, len(train))
+    workers = int(overrides["actor_rollout_ref.rollout.agent.num_workers"])
+    write_rows(out / "train.parquet", domain, train)
+    write_rows(out / "dev.parquet", domain, dev)
+    share = max(1, config.user.concurrency // workers)  # each worker is a process with a user of its own
+    shared = config.model_copy(update={"user": config.user.model_copy(update={"concurrency": share})})
+    (out / "config.json").write_text(shared.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (out / "agent-loop.yaml").write_text(
+        f"- name: {LOOP}\n  _target_: trialogue.hosts.verl.ConversationLoop\n"
+        f"  settings: {json.dumps(str(out / 'config.json'))}\n",
+        encoding="utf-8",
+    )
+    script = out / "launch.sh"
+    script.write_text(to_script(overrides), encoding="utf-8")
+    script.chmod(0o755)
+    return {"out": str(out), "train": len(train), "dev": len(dev), "steps": config.training.steps}
+
+
+def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on, as many as all steps need where a domain makes them, and those to watch."""
+    wanted, size = config.tasks, config.training.tasks_per_step
+    count = config.training.steps * size if domain.endless else wanted.count
+    chosen = {"levels": wanted.levels, "families": wanted.families}
+    train = domain.tasks(wanted.split, count, config.seed, **chosen)
+    if len(train) < size:
+        raise ConfigError(
+            f"split '{wanted.split}' of {domain.name} has {len(train)} tasks, fewer than the {size} of one "
+            "step; lower training.tasks_per_step"
+        )
+    find_marks(train, wanted, domain.reference or domain.name, config.learner.model)  # refuses test tasks
+    if not config.training.eval_every:
+        return train, train[:1]  # verl wants a file, and never looks at it
+    dev = domain.tasks("dev", config.training.eval_tasks, config.seed, **chosen)
+    if not dev:
+        raise ConfigError(f"{domain.name} has no dev tasks to watch; set training.eval_every=0")
+    return train, dev
+
+
+def to_portable(config: TrainConfig) -> TrainConfig:
+    """The same settings with paths that hold in any folder, for workers start wherever they like."""
+
+    def absolute(name: str) -> str:
+        kind, sign, rest = name.partition(":")
+        path = Path(rest if sign else name).expanduser()
+        return f"{kind}{sign}{path.resolve()}" if sign and path.is_file() else name
+
+    domain = Path(config.domain).expanduser()
+    learner = Path(config.learner.model).expanduser()
+    model = config.learner.model
+    if learner.is_dir():
+        model = str(find_weights(learner).resolve())
+    elif model in ("tiny", "smollm2"):
+        from trialogue.engine.models import find_folder
+
+        model = find_folder(model)
+    return config.model_copy(
+        update={
+            "domain": str(domain.resolve()) if domain.exists() else config.domain,
+            "data": str(Path(config.data).expanduser().resolve()) if config.data else None,
+            "learner": config.learner.model_copy(update={"model": model}),
+            "user": config.user.model_copy(update={"model": absolute(config.user.model)}),
+        }
+    )
+
+
+def write_rows(path: Path, domain: Domain, tasks: list[Task]) -> None:
+    """verl's columns. The task travels as JSON: columns of structs would fill what is absent with nulls."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError("writing verl's data needs pyarrow: pip install pyarrow") from None
+    rows = [
+        {
+            "data_source": domain.name,
+            "agent_name": LOOP,
+            "prompt": [
+                {"role": "system", "content": domain.policy},
+                {"role": "user", "content": f"Task {task.id}: the user opens the conversation."},
+            ],
+            "ability": task.family or domain.name,
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": number, "split": task.split, "task": task.model_dump_json()},
+        }
+        for number, task in enumerate(tasks)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def to_overrides(config: TrainConfig, out: Path, tasks: int) -> dict[str, Any]:
+    """Every setting of verl that ours decide, then `engine.verl` as it is."""
+    given = flatten(config.engine.verl)
+    training, learner, optimizer = config.training, config.learner, config.optimizer
+    if training.tasks_per_step % training.mini_batches:
+        raise ConfigError("training.mini_batches must divide training.tasks_per_step for verl")
+    if optimizer.schedule == "linear":
+        raise ConfigError("verl knows the schedules constant and cosine, not linear")
+    prompt = int(given.get("data.max_prompt_length", config.limits.context_tokens // 4))
+    shared = int(given.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1))
+    longest = math.ceil(config.limits.context_tokens / shared)  # a row is split over that many GPUs
+    steps_per_epoch = tasks // training.tasks_per_step
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    return {
+        **to_algorithm(config.loss, bool(training.redraw_flat_groups)),
+        "data.train_files": str(out / "train.parquet"),
+        "data.val_files": str(out / "dev.parquet"),
+        "data.train_batch_size": training.tasks_per_step,
+        "data.max_prompt_length": prompt,
+        "data.max_response_length": config.limits.context_tokens - prompt,
+        "data.seed": config.seed,
+        "data.return_raw_chat": True,
+        "actor_rollout_ref.model.path": learner.model,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": learner.gradient_checkpointing,
+        "actor_rollout_ref.model.lora_rank": learner.lora_rank,
+        "actor_rollout_ref.model.lora_alpha": learner.lora_alpha,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.fsdp_config.strategy": "fsdp2",
+        "actor_rollout_ref.ref.fsdp_config.strategy": "fsdp2",
+        f"{actor}.ppo_mini_batch_size": training.tasks_per_step // training.mini_batches,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": max(learner.micro_batch_tokens, longest),
+        f"{actor}.optim.lr": optimizer.learning_rate,
+        f"{actor}.optim.lr_warmup_steps": optimizer.warmup,
+        f"{actor}.optim.lr_scheduler_type": optimizer.schedule,
+        f"{actor}.optim.betas": list(optimizer.betas),
+        f"{actor}.optim.weight_decay": optimizer.weight_decay,
+        f"{actor}.optim.clip_grad": optimizer.gradient_clip or NEVER,
+        f"{rollout}.name": "vllm",
+        f"{rollout}.n": training.group_size,
+        f"{rollout}.temperature": training.temperature,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.max_model_len": config.limits.context_tokens,
+        f"{rollout}.agent.num_workers": 8,
+        f"{rollout}.agent.default_agent_loop": LOOP,
+        f"{rollout}.agent.agent_loop_config_path": str(out / "agent-loop.yaml"),
+        "trainer.project_name": "trialogue",
+        "trainer.experiment_name": config.run.name or out.name,
+        "trainer.default_local_dir": str(out / "checkpoints"),
+        "trainer.logger": ["console"],
+        "trainer.total_training_steps": training.steps,
+        "trainer.total_epochs": math.ceil(training.steps / steps_per_epoch),
+        "trainer.val_before_train": bool(training.eval_every),
+        "trainer.test_freq": training.eval_every or -1,
+        "trainer.save_freq": training.checkpoint_every,
+        "trainer.max_actor_ckpt_to_keep": training.keep_checkpoints,
+        **given,
+    }
+
+
+def to_algorithm(loss: LossSettings, redraws: bool) -> dict[str, Any]:
+    """Advantages and loss. What verl cannot do as named is refused rather than approximated."""
+    low, high = loss.clips
+    actor = "actor_rollout_ref.actor"
+    settings: dict[str, Any] = {
+        "algorithm.adv_estimator": "rloo" if loss.name == "rloo" else "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": loss.name != "dr_grpo",
+        "algorithm.use_kl_in_reward": False,
+        "algorithm.filter_groups.enable": redraws,
+        f"{actor}.policy_loss.loss_mode": loss.name if loss.name in ("gspo", "cispo") else "vanilla",
+        f"{actor}.clip_ratio": low,
+        f"{actor}.clip_ratio_low": 1.0 if loss.name == "cispo" else low,  # cispo has no lower bound
+        f"{actor}.clip_ratio_high": high,
+        f"{actor}.clip_ratio_c": loss.dual_clip or NEVER,
+        f"{actor}.use_kl_loss": loss.kl > 0,
+        f"{actor}.kl_loss_coef": loss.kl,
+        f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.entropy_coeff": 0,
+        f"{actor}.loss_agg_mode": {
+            "token": "token-mean",
+            "row": "seq-mean-token-mean",
+            "constant": "seq-mean-token-sum-norm",
+        }[loss.reduction],
+    }
+    if loss.reduction == "constant":
+        if loss.constant != int(loss.constant):
+            raise ConfigError(f"verl takes a whole number for loss.constant, not {loss.constant}")
+        settings[f"{actor}.loss_scale_factor"] = int(loss.constant)
+    if loss.importance_cap:
+        settings |= {
+            "algorithm.rollout_correction.rollout_is": "token",
+            "algorithm.rollout_correction.rollout_is_threshold": loss.importance_cap,
+        }
+    return settings
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def to_script(overrides: Mapping[str, Any]) -> str:
+    lines = [shlex.quote(f"{key}={to_hydra(value)}") for key, value in overrides.items()]
+    return (
+        "#!/usr/bin/env bash\n"
+        "# Run on the head of a Ray cluster whose nodes all see this folder; more key=value may follow.\n"
+        "set -euo pipefail\n"
+        "exec python -m verl.trainer.main_ppo \\\n" + "".join(f"  {line} \\\n" for line in lines) + '  "$@"\n'
+    )
+
+
+def to_hydra(value: Any) -> str:
+    """A value in the grammar of hydra's overrides."""
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(to_hydra(item) for item in cast("list[Any]", value)) + "]"
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return "{" + ",".join(f"{key}:{to_hydra(item)}" for key, item in items) + "}"
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and text.lower() not in ("null", "true", "false"):
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

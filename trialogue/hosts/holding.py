@@ -1,0 +1,92 @@
+"""Conversations for a loop that is not ours: one domain, one user, one reward, held until one is graded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trialogue.config import TrainConfig
+from trialogue.score.cast import Cast, find_cast
+from trialogue.score.metrics import SUCCESS, called
+from trialogue.score.reward import grade
+from trialogue.talk.account import Account
+from trialogue.talk.find import equip
+from trialogue.talk.model import ModelSource
+from trialogue.talk.rollout import attempt
+from trialogue.talk.users import dress
+from trialogue.task import Task
+from trialogue.trajectory import Trajectory
+from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the conversations of one process share."""
+
+    config: TrainConfig
+    domain: Domain
+    cast: Cast
+    folder: str
+    """Where the configuration came from and records go."""
+
+    @classmethod
+    def open(cls, config: TrainConfig, folder: str) -> Holding:
+        account = Account(config.budget)
+        found = find_domain(config.domain, config.data)
+        domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
+        return cls(config, domain, find_cast(config, domain, account), folder)
+
+    async def hold(self, task: Task, trial: int, step: int, agent: ModelSource) -> list[Trajectory]:
+        """Hold a conversation, anew where it fails. The last counts; those before it are for the record."""
+        held: list[Trajectory] = []
+        for draw in range(self.config.rollout.redraws + 1):
+            trajectory = await attempt(
+                self.domain,
+                task,
+                trial,
+                draw,
+                agent,
+                self.cast.user,
+                limits=self.config.limits,
+                seed=self.config.seed,
+                grade=grade,
+                audit=self.cast.audit,
+                exclude=self.cast.exclude,
+                name=f"{step}/",
+            )
+            held.append(trajectory)
+            if not is_left_out(trajectory):
+                break
+        return held
+
+
+def is_left_out(trajectory: Trajectory) -> bool:
+    """Whether a conversation failed, or its user did not play by the rules: nothing is learned from it."""
+    return trajectory.end == "error" or trajectory.excluded
+
+
+def to_figures(trajectory: Trajectory) -> dict[str, float]:
+    """What a conversation tells about itself in numbers, always the same names."""
+    turns = trajectory.turns
+    failed = is_left_out(trajectory)
+    return {
+        "success": float(not failed and trajectory.value >= SUCCESS),
+        "failed": float(failed),
+        "turns": float(len(turns)),
+        "user_turns": float(sum(turn.side == "user" and turn.message.role == "user" for turn in turns)),
+        "tool_calls": float(len(called(trajectory))),
+        "tool_errors": float(sum(turn.failed for turn in turns)),
+        "response_tokens": float(
+            sum(len(turn.tokens.reply) for turn in turns if turn.side == "agent" and turn.tokens is not None)
+        ),
+        "cut_off": float(trajectory.end == "too_long"),
+        "out_of_turns": float(trajectory.end == "max_turns"),
+    }
+
+
+def to_seconds(trajectory: Trajectory) -> dict[str, float]:
+    """Where the time went."""
+    spent = {"agent": 0.0, "user": 0.0, "tools": 0.0}
+    for turn in trajectory.turns:
+        spent["tools" if turn.message.role == "tool" else turn.side] += turn.seconds
+    return spent
