@@ -328,7 +328,7 @@ class TrainConfig(Section):
     audit: AuditSettings = AuditSettings()
     budget: Budget = Budget()
     loss: LossSettings = LossSettings()
-    optimizer: Optimizer = Optimizer(learning_rate=3e-4, warmup=3, schedule="linear")
+    optimizer: Optimizer = Optimizer(learning_rate=2.5e-4, warmup=3, schedule="linear")
     training: Training = Training()
     checks: CheckSettings = CheckSettings()
     stragglers: StragglerSettings = StragglerSettings()
@@ -342,7 +342,7 @@ class SftSettings(Section):
     examples: str = "oracle"
     """A run (of a synthesis: what was accepted), a JSONL file of trajectories, a parquet file with messages
     and tools, or oracle: conversations of the domain's oracle with its user, held on the spot."""
-    count: int = Field(default=5000, ge=1)
+    count: int = Field(default=5500, ge=1)
     """Conversations the oracle holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
     """How faulty the oracle is: the chance of each kind of mistake."""

@@ -282,13 +282,12 @@ class Oracle:
                 request.text += "\n" + (yield from self._say("Which product would you like instead?"))
 
     def _garble(self, arguments: Data) -> Data:
-        """One value wrong: another order of the customer, or swapped digits."""
+        """The wrong order: another one of the customer, or swapped digits."""
         others = [order_id for order_id in self.customer["order_ids"] if order_id != arguments["order_id"]]
         if others:
             return {**arguments, "order_id": self.random.choice(others)}
-        wrong = {key: value[::-1] if key == "address" else value for key, value in arguments.items()}
         digits = arguments["order_id"][1:]
-        return {**wrong, "order_id": f"W{digits[2:]}{digits[:2]}"}
+        return {**arguments, "order_id": f"W{digits[2:]}{digits[:2]}"}
 
 
 def find_obstacle(request: Request, customer_id: str) -> str | None:
