@@ -238,7 +238,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path) -> None:
     command = [sys.executable, "-m", "trialogue", *words, "run.name=cut"]
     child = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     file = folder / "runs" / "cut" / "trajectories" / "eval.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if file.exists() and file.stat().st_size:
             break
         time.sleep(0.02)

@@ -22,7 +22,7 @@ from trialogue.learn.train import to_step, train
 from trialogue.run import read_lines
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
-from trialogue.view.terminal import show_steps
+from trialogue.view.live import show_steps
 
 Configure = Callable[..., TrainConfig]
 TASK = Task(id="t", domain="d", instructions="")

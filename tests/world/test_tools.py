@@ -342,7 +342,7 @@ def test_a_subclass_replaces_and_takes_away_tools() -> None:
 
 def test_a_refusal_is_an_error_with_its_text() -> None:
     with pytest.raises(ToolError, match="missing argument 'name'"):
-        Desk.load({}).run(Desk.tools["find"], {})
+        Desk.load({}).do("find", {})
 
 
 def test_docstrings_are_read_in_sections() -> None:
