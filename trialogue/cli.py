@@ -20,13 +20,14 @@ class Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         from trialogue.errors import ConfigError, TrialogueError
+        from trialogue.secrets import redact
 
         try:
             return super().invoke(ctx)
         except TrialogueError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"trialogue: {error}", err=True)
+            click.echo(redact(f"trialogue: {error}"), err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt:
             click.echo("trialogue: stopped", err=True)

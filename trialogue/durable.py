@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.errors import RunError
+from trialogue.secrets import redact
 
 MANIFEST = "manifest.json"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -49,7 +50,7 @@ def is_no_room(error: BaseException) -> bool:
 
 def append(path: Path, text: str) -> None:
     """Add whole lines to a file; where they do not fit, it is left as it was."""
-    rest = memoryview(text.encode("utf-8"))
+    rest = memoryview(redact(text).encode("utf-8"))
     with saving(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -70,7 +71,7 @@ def write(path: Path, text: str) -> None:
     try:
         with saving(path):
             with partial.open("w", encoding="utf-8") as target:
-                target.write(text)
+                target.write(redact(text))
                 target.flush()
                 os.fsync(target.fileno())
             partial.replace(path)

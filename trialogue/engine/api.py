@@ -146,6 +146,7 @@ class EngineSettings:
     prefill_chunk: int = 4096  # new tokens in one sampler step
     keep_sessions: bool = True  # off: every turn is computed from its first token
     share_prefixes: bool = True
+    vocabulary: int | None = None  # ids from here on are padding of the matrices: never sampled, of no weight
     seed: int = 0
 
 

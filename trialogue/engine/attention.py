@@ -78,6 +78,7 @@ class Wiring:
                 f"the output embeddings of {type(model).__name__} are a {type(head).__name__}, not Linear"
             )
         self.head = head
+        self.vocabulary: int = head.weight.shape[0]
         for module in self.decoder.modules():
             if hasattr(module, "layer_idx"):
                 cast(Any, module).wiring = self
@@ -120,7 +121,14 @@ class Wiring:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         with self._autocast(hidden.device.type):
-            return self.head(hidden)
+            return self.head(hidden)[..., : self.vocabulary]
+
+    def output(self) -> tuple[Tensor, Tensor | None]:
+        """The matrix and bias that make logits of the ids there are."""
+        weight, bias = self.head.weight, cast("Tensor | None", self.head.bias)
+        if self.vocabulary < weight.shape[0]:
+            return weight[: self.vocabulary], None if bias is None else bias[: self.vocabulary]
+        return weight, bias
 
     def _autocast(self, device: str) -> AbstractContextManager[Any]:
         return nullcontext() if self.compute is None else torch.autocast(device, self.compute)

@@ -36,7 +36,7 @@ from trialogue.engine.api import (
 from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
 from trialogue.engine.sampler import Request, Sampler
 from trialogue.engine.shards import Shards, find_world
-from trialogue.engine.state import load_engine, save_engine
+from trialogue.engine.state import SAFE, load_engine, refuse_pickled, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
 from trialogue.errors import EngineError
@@ -78,6 +78,7 @@ class TorchEngine:
             adapter = add_adapter(model, settings.lora)
         self.model, self.adapter = model, adapter
         self.wiring = wire(model)
+        self.wiring.vocabulary = min(self.wiring.vocabulary, settings.vocabulary or self.wiring.vocabulary)
         if self.device.type != "cpu":  # half precision is a hundred times slower on a CPU
             self.wiring.compute = torch.bfloat16
             self.wiring.shapes = self.wiring.probe()
@@ -117,7 +118,7 @@ class TorchEngine:
             custom_losses=True,
             prompt_logprobs=True,
             max_length=getattr(config, "max_position_embeddings", 1 << 30),
-            vocabulary=self.wiring.head.weight.shape[0],
+            vocabulary=self.wiring.vocabulary,
         )
 
     @classmethod
@@ -334,12 +335,22 @@ def load_model(path: str | Path, settings: EngineSettings) -> tuple[PreTrainedMo
     frozen = (adapted or settings.lora is not None) and find_device(settings.device).type != "cpu"
     dtype = torch.bfloat16 if frozen else torch.float32
     if not adapted:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype), None
+        return _load_weights(path, dtype), None
     from peft import PeftModel
 
     base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    refuse_pickled(Path(path))
+    model = _load_weights(base, dtype)
     return model, PeftModel.from_pretrained(model, str(path), is_trainable=True)
+
+
+def _load_weights(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **SAFE)
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"cannot load {source}: {error}. Weights are read as safetensors only, and no code is run"
+        ) from error
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:

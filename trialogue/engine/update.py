@@ -178,7 +178,7 @@ class Update:
         tokens = torch.tensor(tree.tokens, device=self.device)
         hidden = self.wiring.hidden(tokens, torch.tensor(tree.positions, device=self.device))
         before = plan.previous[needed]
-        weight, bias = self.wiring.head.weight, self.wiring.head.bias
+        weight, bias = self.wiring.output()
         logprobs, entropy = TokenLogprobs.apply(
             hidden.index_select(0, before).to(self.wiring.shapes.dtype),
             weight,
@@ -326,8 +326,8 @@ class Update:
                 group["lr"], group["betas"], group["eps"] = params.learning_rate, params.betas, params.eps
                 group["weight_decay"] = params.weight_decay if group["decays"] else 0.0
             self.optimizer.step()
-            weights = nn.utils.get_total_norm([value.detach() for value in self.parameters.values()])
-            if not bool(torch.isfinite(weights)):
+            _, weights = get_norm([value.detach() for value in self.parameters.values()])
+            if not isfinite(weights):
                 raise EngineError(
                     "the weights are no finite numbers after this step: go on from the last checkpoint "
                     "with a lower learning rate"

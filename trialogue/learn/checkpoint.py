@@ -22,7 +22,7 @@ from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampler, Sampling
 from trialogue.talk.model import ModelSource
 from trialogue.talk.render import Renderer
-from trialogue.talk.speech import load_renderer, save_renderer
+from trialogue.talk.speech import count_ids, load_renderer, save_renderer
 
 if TYPE_CHECKING:
     from trialogue.engine.api import Engine
@@ -65,6 +65,7 @@ def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None
         return Learned(service, renderer, tokenizer)
     lora = LoraSettings(r=learner.lora_rank, alpha=learner.lora_alpha) if learner.lora_rank else None
     settings = EngineSettings(
+        vocabulary=count_ids(tokenizer),
         device=learner.device,
         lora=lora,
         gradient_checkpointing=learner.gradient_checkpointing,

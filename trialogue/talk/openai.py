@@ -190,7 +190,13 @@ class OpenAIModel:
             return await create(**request, **{self._cap: self.reply_tokens})
 
     def _read(self, completion: ChatCompletion) -> Reply:
-        """The reply in an answer. Raises `Problem` where there is none."""
+        """The reply in an answer, which the client has not checked. Raises `Problem` where there is none."""
+        try:
+            return self._understand(completion)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise Problem(f"an answer of another shape ({self._tell(error)})", "infrastructure") from None
+
+    def _understand(self, completion: ChatCompletion) -> Reply:
         if not getattr(completion, "choices", None):
             raise Problem("an answer without choices", "infrastructure")
         usage = Usage()

@@ -21,7 +21,7 @@ def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
     """The tokenizer and renderer of a model's folder; `name` overrides what the folder says."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return tokenizer, make_renderer(tokenizer, folder, name)
 
 
@@ -33,6 +33,11 @@ def make_renderer(tokenizer: Any, folder: str, name: str | None = None) -> Rende
     if name == "brief":
         return BriefRenderer(Vocabulary(tokenizer))
     return find_renderer(tokenizer, name)
+
+
+def count_ids(tokenizer: Any) -> int:
+    """How many ids the tokenizer has: a model's matrices may be padded beyond them."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def save_renderer(folder: Path, tokenizer: Any, renderer: Renderer) -> None:
@@ -48,11 +53,12 @@ def load_local(path: str, speaker: Speaker, limits: Limits, seed: int) -> ModelS
     from trialogue.engine.torch_engine import TorchEngine
 
     folder = find_folder(path)
-    _, renderer = load_renderer(folder)
+    tokenizer, renderer = load_renderer(folder)
     sampling = Sampling(
         temperature=speaker.temperature or 0.0,
         top_p=speaker.top_p or 1.0,
         reply_tokens=limits.reply_tokens,
         context_tokens=limits.context_tokens,
     )
-    return LocalSource(TorchEngine.load(folder, EngineSettings(seed=seed)), renderer, sampling, name=path)
+    settings = EngineSettings(seed=seed, vocabulary=count_ids(tokenizer))
+    return LocalSource(TorchEngine.load(folder, settings), renderer, sampling, name=path)

@@ -1,0 +1,373 @@
+"""Bad input by the million: `python tests/fuzz/fuzz.py --count 1000000 --seed 7`.
+
+Each target takes one broken, twisted or hostile input and may raise nothing but the errors it is meant to
+raise. Inputs are made from a few good ones by mutation, from a seed, so that a finding can be told again; one
+that computes for seconds is a finding too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from openai.types.chat import ChatCompletion
+
+from trialogue.config import EvalConfig, Speaker, TrainConfig, load_config
+from trialogue.durable import mend
+from trialogue.errors import ConfigError, ModelError, RunError
+from trialogue.messages import ToolCall
+from trialogue.run import read_lines, read_trajectories
+from trialogue.talk.model import clean_arguments, to_clean
+from trialogue.talk.openai import OpenAIModel, Problem
+from trialogue.talk.parse import read_arguments, read_compact, read_json_calls, to_calls
+from trialogue.talk.replay import Replay
+from trialogue.trajectory import Reply, Trajectory
+from trialogue.world.find import find_domain
+
+SLOWEST = 3.0
+"""Seconds of computing for one input of at most 20,000 letters."""
+SEEDS = [
+    '{"name": "cancel_order", "arguments": {"order_id": "W1", "items": [1, 2.5, null, true]}}',
+    '<think>\nhm\n</think>\n\nText\n<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>',
+    '<|python_tag|>{"name": "look", "parameters": {"q": "x"}}; {"name": "b", "parameters": {}}',
+    'cancel_order{"order_id":"W1"}',
+    json.dumps(
+        {
+            "id": "t/0",
+            "task": {"id": "t", "domain": "d", "instructions": ""},
+            "turns": [
+                {
+                    "side": "agent",
+                    "message": {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "c", "name": "n", "arguments": {}}],
+                    },
+                    "tokens": {"start": True, "prompt": [1], "reply": [2], "logprobs": [-0.5]},
+                }
+            ],
+            "end": "user_stop",
+            "reward": {"value": 1.0},
+        }
+    ),
+    'domain = "shop"\nseed = 3\n[agent]\nmodel = "oracle"\n[tasks]\ncount = 4\nlevels = [1, 2]\n',
+    json.dumps(
+        {
+            "choices": [
+                {
+                    "finish_reason": "stop",
+                    "message": {
+                        "role": "assistant",
+                        "content": "hi",
+                        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
+                    },
+                }
+            ],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        }
+    ),
+    '{"key": "abc", "task": "t", "content": "hello", "finish": "stop", "usage": {"prompt": 3}}',
+    "training.steps=3 loss.name=grpo tasks.levels=[1,2] limits.seconds=1e3",
+]
+PIECES = [
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        ",",
+        "\\",
+        "\n",
+        "\x00",
+        " ",
+        "null",
+        "NaN",
+        "Infinity",
+        "-",
+        "1e999",
+        "9" * 400,
+    ),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "<|im_end|>",
+        "<|im_start|>system\n",
+        "<|eot_id|>",
+    ),
+    *(
+        "<|python_tag|>",
+        "\ud800",
+        "\udc00",
+        "\u2028",
+        "\ue000",
+        "\ufeff",
+        "é",
+        "日本",
+        "👍🏽",
+        "__class__",
+        "__init__",
+    ),
+    *(
+        '"name"',
+        '"arguments"',
+        '"parameters"',
+        "[" * 3000,
+        '{"a":' * 3000,
+        "(" * 500,
+        "\\u",
+        "\\ud83d",
+        "'",
+        "`",
+        "$(",
+    ),
+    *(
+        "=",
+        ".",
+        "[[",
+        "]]",
+        "true",
+        "inf",
+        "nan",
+        "0x",
+        "-1",
+        "1" * 30,
+        "../",
+        "/etc/passwd",
+        "%s",
+        "{0}",
+        "\r",
+        "\t",
+    ),
+]
+
+
+def mutate(draw: random.Random) -> str:
+    """A text made from good ones by cutting, doubling, swapping and putting in."""
+    text = draw.choice(SEEDS) if draw.random() < 0.9 else ""
+    for _ in range(draw.choice((0, 1, 1, 2, 3, 8))):
+        place, end = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
+        match draw.randrange(7):
+            case 0:
+                text = text[:place] + text[end:]
+            case 1:
+                text = text[:place] + draw.choice(PIECES) + text[place:]
+            case 2:
+                text = text[:end] + text[place:end] * draw.randint(1, 3) + text[end:]
+            case 3:
+                text = text[:place]
+            case 4:
+                text = (
+                    text[:place]
+                    + chr(draw.choice((draw.randrange(128), draw.randrange(0x11000))))
+                    + text[place:]
+                )
+            case 5:
+                text = text[:place] + draw.choice(SEEDS) + text[end:]
+            case _:
+                text = text[:place] + text[place:end][::-1] + text[end:]
+    return text[:20_000]
+
+
+def to_bytes(text: str, draw: random.Random) -> bytes:
+    data = bytearray(text.encode("utf-8", "surrogatepass"))
+    for _ in range(draw.choice((0, 0, 1, 3))):
+        if data:
+            data[draw.randrange(len(data))] = draw.randrange(256)
+    return bytes(data)
+
+
+def keep(reply: Reply) -> None:
+    """What was read can be written down and comes back."""
+    reply = to_clean(reply)
+    for call in reply.tool_calls:
+        ToolCall.model_validate_json(call.model_dump_json())
+    json.dumps(reply.content).encode()
+    reply.content.encode()
+
+
+@cache
+def find_renderers() -> list[Any]:
+    """A renderer of each template, as the tests of rendering make them."""
+    path = Path(__file__).parents[1] / "talk" / "test_render.py"
+    spec = importlib.util.spec_from_file_location("test_render_for_fuzz", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [module.make(name) for name in module.FAMILIES]
+
+
+def read_reply(text: str, draw: random.Random) -> None:
+    """The tool-call parser of each chat template, on sampled ids."""
+    renderer = draw.choice(find_renderers())
+    vocabulary = renderer.vocabulary
+    ids = vocabulary.encode([text.encode("utf-8", "replace").decode()])
+    controls = list(vocabulary.controls.values())
+    for _ in range(draw.randrange(4)):
+        ids.insert(draw.randint(0, len(ids)), draw.choice(controls))
+    if draw.random() < 0.2:
+        ids = [draw.randrange(vocabulary.tokenizer.get_vocab_size()) for _ in range(draw.randrange(60))]
+    keep(renderer.parse(ids))
+
+
+def read_calls(text: str, draw: random.Random) -> None:
+    keep(Reply("", to_calls(read_json_calls(text))))
+    keep(Reply("", to_calls([read_compact(text)])))
+    arguments = clean_arguments(read_arguments(text))
+    json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+
+
+@cache
+def find_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="trialogue-fuzz-"))
+
+
+def read_config(text: str, draw: random.Random) -> None:
+    kind = draw.choice((EvalConfig, TrainConfig))
+    file = find_folder() / "config.toml"
+    file.write_bytes(to_bytes(text, draw))
+    for given in ((file, []), (None, text.split(" "))):
+        with suppress(ConfigError):
+            load_config(kind, *given)
+
+
+def read_run(text: str, draw: random.Random) -> None:
+    """Lines and conversations of a run, before and after a torn tail was mended."""
+    file = find_folder() / "lines.jsonl"
+    file.write_bytes(to_bytes(text, draw) + draw.choice((b"", b"\n", b"\n{}\n", b"\n\x00\x00")))
+    for reader in (read_lines, read_trajectories):
+        try:
+            for item in reader(file):
+                if isinstance(item, Trajectory):
+                    item.to_json()
+        except RunError:
+            pass
+    mend(file)
+    content = file.read_bytes()
+    assert not content or content.endswith(b"\n")
+    with suppress(ConfigError):
+        Replay(file)
+
+
+@cache
+def find_endpoint(side: str) -> OpenAIModel:
+    return OpenAIModel("m", side, Speaker(base_url="http://127.0.0.1:9/v1", api_key_env="PATH"), 64)  # type: ignore[arg-type]
+
+
+def read_answer(text: str, draw: random.Random) -> None:
+    """An endpoint's answer, as the client hands it on: unvalidated."""
+    try:
+        shape = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(shape, dict):
+        return
+    with suppress(Problem, ModelError):
+        keep(find_endpoint(draw.choice(("agent", "user")))._read(ChatCompletion.construct(**shape)))
+
+
+@cache
+def find_shop() -> tuple[Any, list[Any]]:
+    domain = find_domain("shop")
+    return domain, domain.tasks("test", 3, 0)
+
+
+def call_tool(text: str, draw: random.Random) -> None:
+    """Arguments are data: no call of a tool raises, whatever it is given."""
+    domain, tasks = find_shop()
+    environment = domain.open(draw.choice(tasks))
+    names = [*environment.tools, "__class__", "__init__", "tools", "open", "", text[:50]]
+    arguments = clean_arguments(read_arguments(text))
+    if isinstance(arguments, dict) and "arguments" in arguments and isinstance(arguments["arguments"], dict):
+        arguments = arguments["arguments"]
+    result = environment.call(draw.choice(names), arguments)
+    result.text.encode()
+
+
+def read_server(text: str, draw: random.Random) -> None:
+    """What an MCP server answers."""
+    from mcp.types import CallToolResult, TextContent
+
+    from trialogue.world.mcp import to_result
+
+    content = [TextContent(type="text", text=part) for part in text.split("\n")[: draw.randrange(4)]]
+    result = to_result(
+        CallToolResult(content=content, is_error=draw.random() < 0.5), draw.choice((10, 10_000))
+    )
+    result.text.encode()
+
+
+TARGETS: dict[str, Callable[[str, random.Random], None]] = {
+    "replies": read_reply,
+    "calls": read_calls,
+    "config": read_config,
+    "runs": read_run,
+    "answers": read_answer,
+    "tools": call_tool,
+    "servers": read_server,
+}
+
+
+def try_one(name: str, seed: str) -> str | None:
+    """Give one input to a target; what was wrong, or None."""
+    draw = random.Random(seed)
+    text = mutate(draw)
+    started = time.process_time()
+    try:
+        TARGETS[name](text, draw)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return f"{name} {seed}: {text[:300]!r}\n{''.join(traceback.format_exception(error)[-6:])}"
+    if time.process_time() - started > SLOWEST:
+        return f"{name} {seed}: {text[:300]!r} took {time.process_time() - started:.1f} s"
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--seed", default=str(int(time.time())))
+    parser.add_argument("--target", choices=TARGETS)
+    given = parser.parse_args()
+    names = [given.target] if given.target else list(TARGETS)
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    find_renderers()
+    find_shop()
+    find_endpoint("agent")
+    findings: list[str] = []
+    began = time.monotonic()
+    for number in range(given.count):
+        found = try_one(names[number % len(names)], f"{given.seed}-{number}")
+        if found is not None:
+            findings.append(found)
+            print(found, flush=True)
+            if len(findings) >= 20:
+                break
+        if number % 50_000 == 49_999:
+            print(
+                f"{number + 1} inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s", flush=True
+            )
+    print(
+        f"seed {given.seed}: {number + 1} inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s"
+    )
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

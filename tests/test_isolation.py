@@ -1,0 +1,127 @@
+"""Model text, tool results and foreign files are data; secrets stay in the environment."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trialogue import Reply, Task
+from trialogue.config import EvalConfig, Limits, Speaker, load_config
+from trialogue.durable import append, write
+from trialogue.errors import ConfigError
+from trialogue.run import is_listed, read_trajectories
+from trialogue.score.evaluate import evaluate
+from trialogue.secrets import redact
+from trialogue.talk.find import find_model
+from trialogue.talk.scripted import ScriptedModel
+from trialogue.world.find import find_domain
+
+PACKAGE = Path(__file__).parents[1] / "trialogue"
+CANARY = "canary-51f0-do-not-write-me"
+FORBIDDEN = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+FORBIDDEN_CALLS = {"torch.load", "os.system", "os.popen", "numpy.load", "np.load", "subprocess.getoutput"}
+
+
+def find_faults(path: Path) -> list[str]:
+    faults: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            )
+            faults += [f"{where} imports {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if called in FORBIDDEN or called in FORBIDDEN_CALLS:
+            faults.append(f"{where} calls {called}")
+        if given.get("shell") == "True" or given.get("trust_remote_code", "False") != "False":
+            faults.append(f"{where} calls {called} with {given}")
+        safe = "use_safetensors" in given or "gguf_file" in given or given.get(None) == "SAFE"
+        if called.endswith("ForCausalLM.from_pretrained") and not safe:
+            faults.append(f"{where} loads weights of any format")
+    return faults
+
+
+def test_nothing_foreign_is_run() -> None:
+    own = PACKAGE / "learn" / "pretrain.py"  # makes the tiny base, and begins with weights it has made itself
+    faults = [fault for path in PACKAGE.rglob("*.py") if path != own for fault in find_faults(path)]
+    assert faults == []
+
+
+def test_the_look_for_faults_finds_them(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "import pickle\nfrom yaml import load\neval('1')\ntorch.load(f)\nrun(x, shell=True)\n"
+        "AutoModelForCausalLM.from_pretrained(p)\nA.from_pretrained(p, trust_remote_code=True)\n"
+    )
+    assert len(find_faults(file)) == 7
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from trialogue.engine.torch_engine import TorchEngine
+    from trialogue.errors import EngineError
+
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        )
+    )
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
+    with pytest.raises(EngineError, match="Weights are read as safetensors only"):
+        TorchEngine.load(tmp_path)
+
+
+def test_secrets_are_masked_and_keep_their_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", CANARY)
+    monkeypatch.setenv("QUOTED_TOKEN", 'with"quote\\and\u00e9')
+    monkeypatch.setenv("SHORT_KEY", "abc")
+    assert redact(f"a {CANARY} b abc") == f"a {'*' * len(CANARY)} b abc"
+    for value in os.environ["SOME_API_KEY"], os.environ["QUOTED_TOKEN"]:
+        line = json.dumps({"error": value}) + "\n"
+        append(tmp_path / "log", line)
+        write(tmp_path / "file", line)
+        for name in ("log", "file"):
+            text = (tmp_path / name).read_text(encoding="utf-8")
+            assert json.dumps(value)[1:-1] not in text
+    assert len(redact(CANARY)) == len(CANARY)
+
+
+async def test_a_key_that_is_quoted_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent (or a server's error, or a tool) that says the key does not get it into the run."""
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    monkeypatch.setattr("sys.argv", ["trialogue", "eval", f"note={CANARY}"])
+
+    class Quoting:
+        async def reply(self, turns: object, tools: object) -> Reply:
+            raise RuntimeError(f"401: wrong key {CANARY}")
+
+    def agent(task: Task, seed: int) -> ScriptedModel | Quoting:
+        return ScriptedModel([f"My key is {CANARY}."]) if seed % 2 else Quoting()
+
+    settings = ["tasks.count=6", "limits.observations=2", f"run.directory={tmp_path}", "run.name=r"]
+    await evaluate(load_config(EvalConfig, None, settings), agent=agent)
+    run = tmp_path / "r"
+    held = list(read_trajectories(run))
+    assert {item.end for item in held} >= {"error"}
+    assert is_listed(run)
+    for file in run.rglob("*"):
+        assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
+
+
+def test_an_address_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "x" * 20)
+    shop = find_domain("shop")
+    for address in (f"http://user:{CANARY}@host/v1", f"https://{CANARY}@host"):
+        speaker = Speaker(model="openai:m", base_url=address)
+        with pytest.raises(ConfigError) as told:
+            find_model(speaker, "agent", shop, Limits())
+        assert CANARY not in str(told.value)

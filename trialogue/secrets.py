@@ -1,0 +1,29 @@
+"""Secrets are never written: the values of environment variables whose names say that they are some.
+
+A server's error may quote a key and a tool may print its environment; whatever is written to a run or told in
+the terminal goes through `redact` first. What is masked keeps its length, so that places in files stay right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$", re.IGNORECASE)
+_SHORTEST = 8
+"""A shorter value would be found in innocent text."""
+
+
+def find_secrets() -> set[str]:
+    """The secrets this process knows, as they are and as JSON writes them."""
+    values = {value for name, value in os.environ.items() if _NAME.search(name) and len(value) >= _SHORTEST}
+    return values | {json.dumps(value)[1:-1] for value in values}
+
+
+def redact(text: str) -> str:
+    """The text with every secret masked."""
+    for value in find_secrets():
+        if value in text:
+            text = text.replace(value, "*" * len(value.encode("utf-8", "surrogateescape")))
+    return text
