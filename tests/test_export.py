@@ -72,7 +72,8 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
     ],
 )
 def test_what_verl_cannot_do_is_refused(overrides: list[str], problem: str, tmp_path: Path) -> None:
-    config = load_config(TrainConfig, None, ["training.steps=1", "training.eval_every=0", *overrides])
+    usual = ["training.steps=1", "training.eval_every=0", "optimizer.schedule=constant"]
+    config = load_config(TrainConfig, None, [*usual, *overrides])
     with pytest.raises(ConfigError, match=problem):
         export_verl(config, tmp_path)
 

@@ -171,5 +171,6 @@ def config(wall: str, painter: Path) -> TrainConfig:
         "training.eval_every": 0,
         "optimizer.learning_rate": 1e-3,
         "optimizer.warmup": 0,
+        "optimizer.schedule": "constant",
     }
     return load_config(TrainConfig, None, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
