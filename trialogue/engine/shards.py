@@ -132,7 +132,7 @@ class Shards:
         """Back to shards, for an update."""
         for part in self.parts:
             part.reshard()
-            part.set_reshard_after_forward(part is not self.model, recurse=False)
+            part.set_reshard_after_forward(part is not cast(Any, self.model), recurse=False)
 
     def weights(self) -> dict[str, Tensor]:
         """All weights on the CPU of the first process, nothing elsewhere."""

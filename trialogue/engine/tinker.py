@@ -55,10 +55,11 @@ class TinkerEngine:
         max_length: int = 32768,
     ) -> None:
         try:
-            import tinker
+            import tinker as package
         except ImportError:
             raise ConfigError("a Tinker service needs its client: pip install 'trialogue[tinker]'") from None
         os.environ.setdefault("TINKER_TELEMETRY", "0")
+        tinker: Any = package
         self.types: Any = tinker.types
         self.reduction: Reduction = reduction
         self.service: Any = tinker.ServiceClient(base_url=url, api_key=os.environ.get(api_key_env))
@@ -95,8 +96,9 @@ class TinkerEngine:
             stop=list(params.stop_tokens),
             seed=None if params.seed is None else params.seed % (1 << 31),
         )
+        sampler: Any = self.sampler
         asked = [
-            self.sampler.sample_async(self.types.ModelInput.from_ints(list(prompt)), 1, wanted)
+            sampler.sample_async(self.types.ModelInput.from_ints(list(prompt)), 1, wanted)
             for prompt in prompts
         ]
         return [self._to_completion(answer.sequences[0]) for answer in await asyncio.gather(*asked)]

@@ -60,8 +60,8 @@ def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Ta
     """The tasks to train on, as many as all steps need where a domain makes them, and those to watch."""
     wanted, size = config.tasks, config.training.tasks_per_step
     count = config.training.steps * size if domain.endless else wanted.count
-    chosen = {"levels": wanted.levels, "families": wanted.families}
-    train = domain.tasks(wanted.split, count, config.seed, **chosen)
+    levels, families = wanted.levels, wanted.families
+    train = domain.tasks(wanted.split, count, config.seed, levels=levels, families=families)
     if len(train) < size:
         raise ConfigError(
             f"split '{wanted.split}' of {domain.name} has {len(train)} tasks, fewer than the {size} of one "
@@ -70,7 +70,7 @@ def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Ta
     find_marks(train, wanted, domain.reference or domain.name, config.learner.model)  # refuses test tasks
     if not config.training.eval_every:
         return train, train[:1]  # verl wants a file, and never looks at it
-    dev = domain.tasks("dev", config.training.eval_tasks, config.seed, **chosen)
+    dev = domain.tasks("dev", config.training.eval_tasks, config.seed, levels=levels, families=families)
     if not dev:
         raise ConfigError(f"{domain.name} has no dev tasks to watch; set training.eval_every=0")
     return train, dev

@@ -83,7 +83,7 @@ async def sft(
             await play_tasks(0, run, domain, learner, config, watch)
         with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             for step in range(first, steps):
-                started = perf_counter()
+                began = perf_counter()
                 batch = choose_batch(rows, settings.batch, step, config.seed)
                 outputs = await learner.engine.forward_backward(batch, CrossEntropy())
                 metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
@@ -98,7 +98,7 @@ async def sft(
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
                 run.add_metrics(to_plain(metrics))
-                run.add_timings(step + 1, update=perf_counter() - started)
+                run.add_timings(step + 1, update=perf_counter() - began)
                 if watch is not None:
                     watch(step + 1, metrics)
                 stop = interrupt.asked  # asked once: what is stopped has been saved

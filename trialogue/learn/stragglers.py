@@ -73,8 +73,8 @@ class Wave:
     began: float
     deadline: Deadline = field(default_factory=Deadline)
     finished: list[Group] = field(default_factory=lambda: [])
-    taken: set[str] = field(default_factory=set)
-    over: set[tuple[str, int]] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set[str])
+    over: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     job: asyncio.Task[None] | None = None
 

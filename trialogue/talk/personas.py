@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 from trialogue.errors import ConfigError
 
@@ -52,7 +52,7 @@ def read_personas(strength: str, file: str | None = None) -> Personas:
             lines = [json.loads(line) for line in text.split("\n") if line.strip()]
             whole = {str(line["name"]): str(line["text"]) for line in lines}
             return Personas({"persona": whole}, {"persona": 1.0})
-        data = cast("dict[str, Any]", tomllib.loads(text))
+        data = tomllib.loads(text)
         chance = cast("dict[str, float]", data.pop("chance")[strength])
         groups = {name: {key: str(value) for key, value in traits.items()} for name, traits in data.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -42,14 +42,15 @@ def user_prompt(domain: Domain, task: Task, manner: str = "") -> str:
 
 def dress(domain: Domain, speaker: Speaker) -> Domain:
     """The domain with the prompt and the personas that its user is to have."""
-    persona = None
+    persona: Callable[[int], tuple[str, str]] | None = None
     if speaker.dynamics != "off":
         personas = read_personas(speaker.dynamics, speaker.personas)
 
-        def persona(seed: int) -> tuple[str, str]:
+        def draw(seed: int) -> tuple[str, str]:
             drawn = personas.draw(seed)
             return (drawn.name, drawn.text) if drawn is not None else ("", "")
 
+        persona = draw
     prompt, guidelines = domain.user_prompt, domain.user_guidelines
     match speaker.prompt:
         case "domain":

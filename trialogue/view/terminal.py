@@ -269,7 +269,7 @@ def show_demo(
 def show_users(result: dict[str, Any], console: Console | None = None) -> None:
     """Several users side by side, and how often the outcome is the same with them."""
     console = console or Console()
-    lines = {
+    lines: dict[str, Callable[[dict[str, Any]], str]] = {
         "success %": lambda row: _percent(row["pass^1"]),
         "  95 % interval": lambda row: f"{_percent(row['pass^1_low'])} to {_percent(row['pass^1_high'])}",
         "conversations": lambda row: f"{row['conversations']} ({row['failed']} failed)",

@@ -84,15 +84,24 @@ def _open_tensorboard(run: Path, config: dict[str, Any]) -> Tracker:
 def _open_wandb(run: Path, config: dict[str, Any]) -> Tracker:
     import wandb
 
-    opened = wandb.init(project="trialogue", name=run.name, dir=str(run), config=config)
-    return Tracker(lambda step, figures: opened.log({**figures, "step": step}), opened.finish)
+    opened: Any = wandb.init(project="trialogue", name=run.name, dir=str(run), config=config)
+
+    def log(step: int, figures: dict[str, float]) -> None:
+        opened.log({**figures, "step": step})
+
+    return Tracker(log, opened.finish)
 
 
 def _open_trackio(run: Path, config: dict[str, Any]) -> Tracker:
-    import trackio
+    import trackio as package
 
+    trackio: Any = package
     trackio.init(project="trialogue", name=run.name, config=config, embed=False)
-    return Tracker(lambda step, figures: trackio.log(figures, step=step), trackio.finish)
+
+    def log(step: int, figures: dict[str, float]) -> None:
+        trackio.log(figures, step=step)
+
+    return Tracker(log, trackio.finish)
 
 
 OPENERS: dict[str, Callable[[Path, dict[str, Any]], Tracker]] = {
