@@ -37,7 +37,7 @@ def server() -> Generator[tuple[str, str]]:
     command = [str(Path(sys.executable).with_name("transformers")), "serve", folder, "--port", str(port)]
     if not Path(command[0]).exists():
         command[:1] = [sys.executable, "-m", "transformers.cli.transformers"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, "--device", "cpu"], env=environment)
     try:
         for _ in range(600):

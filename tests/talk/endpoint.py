@@ -47,6 +47,7 @@ class Endpoint:
         latency: float = 0.0,
         down: tuple[float, float] | None = None,
         per_second: float | None = None,
+        script: list[str] | None = None,
     ) -> None:
         from trialogue import find_domain
 
@@ -56,9 +57,11 @@ class Endpoint:
         }
         self.chance = Random(f"faults {seed}")
         self.faults, self.latency, self.down, self.per_second = faults, latency, down, per_second
+        self.script = script
         self.began: float | None = None
         self.seen: Counter[str] = Counter()
         self.times: list[float] = []
+        self.largest = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -69,8 +72,9 @@ class Endpoint:
                     if name.lower() == b"content-length":
                         size = int(value)
                 body = await reader.readexactly(size)
+                self.largest = max(self.largest, size)
                 if line.startswith(b"GET"):
-                    await send(writer, 200, {"seen": self.seen, "times": self.times})
+                    await send(writer, 200, {"seen": self.seen, "times": self.times, "largest": self.largest})
                 elif not await self.answer(json.loads(body), writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -135,6 +139,9 @@ class Endpoint:
         from trialogue.talk.agenda import make_agenda_user
 
         system, *said = request["messages"]
+        if self.script is not None:  # says its lines, then the last again
+            spoken = sum(item["role"] == "assistant" for item in said)
+            return self.script[min(spoken, len(self.script) - 1)]
         scenario = system["content"].split("# Your scenario")[1].strip()
         turns = [
             Turn(side="user", message=Message(role=item["role"], content=item["content"])) for item in said

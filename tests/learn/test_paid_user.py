@@ -1,0 +1,82 @@
+"""Learning with a user that is paid for: recorded, counted by step, stopped by a budget, told again free."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trialogue.config import Budget, TrainConfig
+from trialogue.learn.train import train
+from trialogue.run import list_checkpoints, read_about, read_lines, read_trajectories
+
+_place = Path(__file__).parents[1] / "talk" / "endpoint.py"
+_spec = importlib.util.spec_from_file_location("endpoint", _place)
+assert _spec is not None
+assert _spec.loader is not None
+endpoint = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(endpoint)
+
+
+def read_conversations(run: Path) -> dict[str, Any]:
+    """What was said, by conversation. Log-probabilities may differ in the last bits: which conversations are
+    sampled together depends on when an endpoint answers."""
+    return {
+        item.id: (
+            item.end,
+            item.reward,
+            [(turn.message, turn.tokens and turn.tokens.reply) for turn in item.turns],
+        )
+        for item in read_trajectories(run)
+    }
+
+
+@pytest.mark.timeout(600)
+async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
+    train_config: Callable[..., TrainConfig], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-9090")
+    more: dict[str, Any] = {
+        "learner__model": str(trained),
+        "training__steps": 2,
+        "training__tasks_per_step": 2,
+        "training__group_size": 2,
+        "training__eval_every": 0,
+        "user__price": (1.0, 1.0),
+        "user__model": "openai:user",
+    }
+    with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
+        more["user__base_url"] = server.url
+        whole = await train(train_config(**more, run__name="whole"))
+        lines = [line for _, line in read_lines(whole / "ledger.jsonl")]
+        assert [(line["step"], line["role"], line["model"]) for line in lines] == [
+            (1, "user", "user"),
+            (2, "user", "user"),
+        ]
+        calls = server.look()["seen"]["none"]
+        assert sum(line["calls"] for line in lines) == calls
+        spent = sum(line["usd"] for line in lines)
+
+        first = lines[0]["prompt"] + lines[0]["completion"]
+        enough = first + server.look()["largest"] + 72  # for the first step and a call or two of the second
+        short = train_config(**more, run__name="short", budget__tokens=enough)
+        stopped = await train(short)
+        assert read_about(stopped)["state"] == "stopped"
+        assert [checkpoint.name for checkpoint in list_checkpoints(stopped)] == ["step-000001"]
+        again = await train(TrainConfig(budget=Budget(usd=1.0)), resume=stopped)
+        assert read_about(again)["state"] == "finished"
+        assert read_conversations(again) == read_conversations(whole)
+        paid = sum(line["usd"] for _, line in read_lines(again / "ledger.jsonl"))
+        assert paid == pytest.approx(spent)  # what was on record when the budget ended was not paid for twice
+
+        asked = server.look()["seen"]["none"]
+        more |= {"user__model": f"replay:{whole / 'recordings' / 'user.jsonl'}"}
+        replayed = await train(train_config(**more, run__name="replayed"))
+        assert server.look()["seen"]["none"] == asked
+    assert read_conversations(replayed) == read_conversations(whole)
+    assert not (replayed / "ledger.jsonl").exists()
+    assert "sk-canary-9090" not in json.dumps([str(read_about(run)) for run in (whole, again, replayed)])
