@@ -279,7 +279,7 @@ def read_config(kind: type[C], path: Path) -> C:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} is no run directory: it has no config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{file} is not JSON: {error}") from None
     folder = read_about(path).get("folder") if (path / "run.json").is_file() else None
     return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
@@ -308,7 +308,7 @@ def read_about(path: Path) -> dict[str, Any]:
         about: Any = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} is no run directory: it has no run.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path / 'run.json'} is not JSON: {error}") from None
     if not isinstance(about, dict):
         raise RunError(f"{path / 'run.json'} holds no JSON object")

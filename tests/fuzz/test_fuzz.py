@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from trialogue.errors import ConfigError, RunError
 from trialogue.messages import ToolCall
+from trialogue.run import read_about
 from trialogue.talk.model import clean_arguments, to_clean
 from trialogue.talk.parse import read_json_calls, to_calls
+from trialogue.talk.replay import Replay
 from trialogue.trajectory import Reply
 from trialogue.world.find import find_domain
 
@@ -92,3 +95,13 @@ def test_arguments_without_a_form_in_json_become_text() -> None:
         cleaned = clean_arguments(arguments)
         assert isinstance(cleaned, str)
         json.dumps(cleaned, allow_nan=False)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000])
+def test_towers_of_brackets_in_files_are_told(text: str, tmp_path: Path) -> None:
+    """Found in a recording, where the fault of the decoder got through."""
+    file = tmp_path / "run.json"
+    file.write_text(text + "\n{}\n", encoding="utf-8")
+    for reader, error in ((Replay, ConfigError), (lambda path: read_about(path.parent), RunError)):
+        with pytest.raises(error):
+            reader(file)

@@ -82,7 +82,7 @@ def read_verdict(text: str, trajectory: Trajectory) -> list[Finding]:
             Finding(kind=item["kind"], turn=int(item["message"]), evidence=str(item["evidence"]), by="judge")
             for item in faults
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         allowed = ", ".join(get_args(Fault))
         raise GradeError(
             f"the verdict on the user cannot be read ({error}): {text[:200]!r}; kinds are {allowed}"

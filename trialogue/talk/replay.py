@@ -80,7 +80,7 @@ def read_recording(path: Path) -> dict[str, Reply | ModelError]:
             data = json.loads(line)
             failed = data.get("error")
             known[data["key"]] = from_data(data) if failed is None else ModelError(failed, data.get("blame"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if number == len(lines):
                 break  # the last line was cut off while it was written
             raise ConfigError(f"{path}, line {number}: not a recorded reply ({error})") from None

@@ -52,7 +52,7 @@ def read_answer(text: str, count: int) -> list[dict[str, Any]]:
             }
             for item in cast("list[dict[str, Any]]", results)
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise GradeError(f"the judge's answer cannot be read ({error}): {text[:200]!r}") from None
     if len(checks) != count or not all(isinstance(check["met"], bool) for check in checks):
         raise GradeError(f"the judge was asked {count} things and answered {len(checks)}: {text[:200]!r}")
