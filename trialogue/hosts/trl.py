@@ -134,6 +134,7 @@ class Rounds:
                 results.extend(await conversations)
             finally:
                 rounds.cancel()
+                await asyncio.wait([rounds])
 
         def converse() -> None:
             try:
@@ -163,7 +164,8 @@ class Rounds:
         """A round begins when every conversation waits, or those that do have waited long enough."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ready.wait(), PATIENCE)
+                async with asyncio.timeout(PATIENCE):
+                    await self._ready.wait()
             self._ready.clear()
             if self._waiting:
                 batch, self._waiting = self._waiting, []

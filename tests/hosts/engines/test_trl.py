@@ -33,6 +33,8 @@ class Watched(GRPOTrainer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.rolled: list[dict[str, Any]] = []
+        self.scored: list[dict[str, Any]] = []
+        """In the order of the rollout; TRL shuffles before it splits into batches."""
         self.batches: list[dict[str, Any]] = []
         told = self.rollout_func
 
@@ -42,6 +44,10 @@ class Watched(GRPOTrainer):
             return told_back
 
         self.rollout_func = rollout
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self.scored.append(super()._generate_and_score_completions(inputs))
+        return self.scored[-1]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
@@ -128,9 +134,9 @@ async def test_two_steps(config: TrainConfig, tmp_path: Path, kind: Any) -> None
         rewards += rolled["reward"]
     assert {0.0, 1.0, None} == set(rewards)  # good ones, bad ones, and owners who hung up
 
-    for rolled, batch in zip(trainer.rolled, trainer.batches, strict=True):
-        inputs = batch["inputs"]
-        assert inputs["tool_mask"].sum(-1).tolist() == [sum(mask) for mask in rolled["env_mask"]]
+    for rolled, inputs in zip(trainer.rolled, trainer.scored, strict=True):
+        trained = (inputs["tool_mask"] * inputs["completion_mask"]).sum(-1)
+        assert trained.tolist() == [sum(mask) for mask in rolled["env_mask"]]
         for first in range(0, 2 * GROUP, GROUP):
             group = rolled["reward"][first : first + GROUP]
             held = [reward for reward in group if reward is not None]
