@@ -88,6 +88,7 @@ def synthesize_verb(
     import asyncio
 
     from trialogue.config import SynthesizeConfig
+    from trialogue.errors import BudgetError
     from trialogue.learn.synthesize import synthesize
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_corpus, show_synthesis
@@ -98,6 +99,10 @@ def synthesize_verb(
         with show_synthesis(quiet=as_json) as watch:
             resumed = Path(resume) if resume else None
             result = asyncio.run(synthesize(config, resume=resumed, started=run.append, watch=watch))
+    except BudgetError as error:
+        click.echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
+        click.echo(f"  trialogue synthesize --resume {run[0]} budget.usd=… or budget.tokens=…", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         if not run:
             raise

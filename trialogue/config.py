@@ -460,6 +460,7 @@ class SynthesizeConfig(Section):
     tasks: Tasks = Tasks(split="train")
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
+    budget: Budget = Budget()
     synthesize: Synthesis = Synthesis()
     run: RunSettings = RunSettings()
 
@@ -483,7 +484,7 @@ class DraftConfig(Section):
 
 
 C = TypeVar("C", bound=Section)
-R = TypeVar("R", EvalConfig, TrainConfig)
+R = TypeVar("R", EvalConfig, SynthesizeConfig, TrainConfig)
 
 
 def with_budget(own: R, given: R) -> R:

@@ -35,12 +35,20 @@ class Tokens(Frozen):
 
 
 class Usage(Frozen):
-    """Tokens one model call was billed for."""
+    """Tokens a reply was billed for: those of one call, or of several where answers could not be used."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
     calls: int = 1
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            prompt=self.prompt + other.prompt,
+            completion=self.completion + other.completion,
+            cached=self.cached + other.cached,
+            calls=self.calls + other.calls,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,10 +121,58 @@ def test_conversations_are_held_verified_and_judged(corpus: Path) -> None:
     assert won.value == 1
     origin = won.meta["provenance"]
     assert (origin["tools"], origin["judge"]) == ("openai:tools", "openai:judge")
-    assert origin["spent"]["tools"]["calls"] == 3
+    assert origin["spent"]["tools"]["calls"] == 4  # the answer that had to be repaired is paid for too
     for split in ("train", "validation"):
         rows = parquet.read_table(corpus / f"{split}.parquet").to_pylist()
         assert all(row["messages"][0]["role"] == "system" for row in rows)
+
+
+def test_what_it_cost_is_in_the_ledger(corpus: Path) -> None:
+    ledger = {entry["role"]: entry for entry in json.loads((corpus / "result.json").read_text())["ledger"]}
+    assert set(ledger) == {"agent", "user", "judge", "tools"}
+    everything = [
+        *read_trajectories(corpus / "accepted.jsonl"),
+        *read_trajectories(corpus / "rejected.jsonl"),
+    ]
+    for role in ("agent", "user", "tools"):
+        spent = [item.meta["provenance"]["spent"][role] for item in everything]
+        assert sum(each["calls"] for each in spent) == ledger[role]["calls"]
+        assert sum(each["prompt"] for each in spent) == ledger[role]["prompt"]
+    assert ledger["judge"]["calls"] == 9  # one of them was no judgement
+    cost = sum(item.meta["provenance"]["cost"] for item in everything)
+    assert cost == pytest.approx(ledger["agent"]["usd"])  # the only one with a price
+
+
+def test_a_budget_stops_it_and_more_lets_it_go_on(endpoint: Any, library: Path, corpus: Path) -> None:
+    words = [
+        *("synthesize", str(library), "--agent=openai:agent", "--user=openai:user", "--judge=openai:judge"),
+        *("--count=7", "simulator.model=openai:tools", "synthesize.balance=0", "synthesize.validation=0.3"),
+        *("limits.reply_tokens=100", "rollout.concurrency=2", f"run.directory={library.parent}"),
+    ]
+    spent = sum(
+        entry["prompt"] + entry["completion"]
+        for entry in json.loads((corpus / "result.json").read_text())["ledger"]
+    )
+    cut = run(endpoint, *words, "run.name=cut", f"budget.tokens={spent // 2 + 8000}")
+    assert cut.exit_code == 1
+    assert "the budget is spent" in cut.stderr
+    place = library.parent / "cut"
+    assert json.loads((place / "run.json").read_text())["state"] == "stopped"
+    some = len(list(read_trajectories(place / "trajectories" / "synthesize.jsonl")))
+    assert 0 < some < 8
+    lines = [json.loads(line) for line in (place / "ledger.jsonl").read_text().splitlines()]
+    assert sum(line["prompt"] + line["completion"] for line in lines) <= spent // 2 + 8000
+    more = CliRunner().invoke(
+        main, ["synthesize", "--resume", str(place), "budget.tokens=10000000"], catch_exceptions=False
+    )
+    assert more.exit_code == 0, more.output + more.stderr
+    assert read_said(corpus) == read_said(place)
+
+
+def read_said(corpus: Path) -> list[list[str]]:
+    """What was said and answered in each accepted conversation."""
+    accepted = read_trajectories(corpus / "accepted.jsonl")
+    return [[turn.message.content for turn in item.turns] for item in accepted]
 
 
 def extended(corpus: Path) -> Trajectory:

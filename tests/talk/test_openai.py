@@ -296,6 +296,9 @@ async def test_a_passing_fault_is_tried_again(server: Server, fault: Any) -> Non
     assert len(waits) == 2
     assert waits[1] > waits[0] > 0
     assert agent.ledger.retries == 2
+    usages = [turn.usage for turn in trajectory.turns if turn.side == "agent" and turn.usage is not None]
+    assert sum(usage.prompt for usage in usages) == agent.ledger.prompt  # what was billed in vain included
+    assert sum(usage.completion for usage in usages) == agent.ledger.completion
 
 
 @pytest.mark.parametrize("fault", [hang, drip])

@@ -21,21 +21,23 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trialogue.config import Speaker, SynthesizeConfig
+from trialogue.config import Speaker, SynthesizeConfig, with_budget
 from trialogue.durable import write_json
-from trialogue.errors import ConfigError, RunError
+from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
 from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories
-from trialogue.score.evaluate import in_order
+from trialogue.score.evaluate import LEDGER_SECONDS, in_order
+from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
 from trialogue.score.verify import verify
+from trialogue.talk.account import Account, add_up, to_cost
 from trialogue.talk.find import equip, find_model
-from trialogue.talk.model import close_source
+from trialogue.talk.model import ModelSource, close_source
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.talk.users import dress, user_prompt
-from trialogue.task import Expected, Task
+from trialogue.task import Expected, Side, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.find import find_domain
@@ -55,20 +57,23 @@ async def synthesize(
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
-    began = monotonic()
+    began = written = monotonic()
     if resume is not None:
-        config = read_config(SynthesizeConfig, resume)
+        config = with_budget(read_config(SynthesizeConfig, resume), config)
+    account = Account(config.budget)
     domain = dress(find_domain(config.domain, config.data), config.user)
-    domain = equip(domain, config.simulator, config.limits, config.seed)
+    domain = equip(domain, config.simulator, config.limits, config.seed, account)
     workshop = Workshop(config, domain)
-    agent = find_model(config.agent, "agent", domain, config.limits, config.seed)
-    user = find_model(config.user, "user", domain, config.limits, config.seed)
-    judge = (
-        find_model(config.judge, "user", domain, config.limits, config.seed) if config.judge.model else None
-    )
+
+    def find(speaker: Speaker, side: Side, role: str) -> ModelSource:
+        return find_model(speaker, side, domain, config.limits, config.seed, account, role)
+
+    agent, user = find(config.agent, "agent", "agent"), find(config.user, "user", "user")
+    judge = find(config.judge, "user", "judge") if config.judge.model else None
     made = [source for source in (agent, user, judge, domain.tool_model) if source is not None]
     if resume is not None:
         run = Run.resume(resume, "synthesize")
+        account.load(run.read_ledger())
         for item in read_trajectories(resume / FILE) if (resume / FILE).exists() else ():
             workshop.take(item)
     else:
@@ -77,8 +82,12 @@ async def synthesize(
     verdicts = Verdicts(run.path)
 
     def keep(item: Trajectory) -> None:
+        nonlocal written
         run.add_trajectories("synthesize", [item])
         workshop.take(item)
+        if monotonic() - written > LEDGER_SECONDS:
+            written = monotonic()
+            run.add_ledger(account.take())
         if watch is not None:
             watch(len(workshop.held), workshop.verified, config.synthesize.count)
 
@@ -123,15 +132,17 @@ async def synthesize(
             rate = max(0.1, len(sifted.accepted) / wanted)
             wanted = min(budget, wanted + max(1, ceil(lacking / rate)))
         run.add_seconds(monotonic() - began)
+        run.add_ledger(account.take())
         result = finish(run.path, config, domain, sifted)
         run.write_metrics(result)
         state = "finished"
         return result
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except (asyncio.CancelledError, KeyboardInterrupt, BudgetError):
         state = "stopped"
         run.add_seconds(monotonic() - began)
         raise
     finally:
+        run.add_ledger(account.take())
         for source in made:
             await close_source(source)
         run.close(state)
@@ -254,7 +265,8 @@ class Workshop:
         environment = self.domain.open(item.task)
         tools = [tool.schema for tool in environment.tools.values()]
         speakers = {"agent": config.agent, "user": config.user, "tools": config.simulator}
-        spent = {who: to_cost(item, who, speaker) for who, speaker in speakers.items()}
+        price = find_prices(config.budget.prices, **speakers)
+        spent = {who: to_spent(item, who, speaker.model, price) for who, speaker in speakers.items()}
         known = [each["cost"] for each in spent.values() if each["cost"] is not None]
         return {
             "source": self.domain.source,
@@ -279,15 +291,22 @@ def to_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def to_cost(item: Trajectory, who: str, speaker: Speaker) -> dict[str, Any]:
+def to_spent(item: Trajectory, who: str, model: str, price: PriceOf) -> dict[str, Any]:
     """Tokens and money that one side of a conversation, or its simulated tools, took."""
-    said = [("tools" if turn.message.role == "tool" else turn.side, turn.usage) for turn in item.turns]
-    usages = [usage for side, usage in said if side == who and usage is not None]
-    prompt = sum(usage.prompt for usage in usages)
-    completion = sum(usage.completion for usage in usages)
-    price = speaker.price
-    cost = None if price is None else (prompt * price[0] + completion * price[1]) / 1e6
-    return {"calls": len(usages), "prompt": prompt, "completion": completion, "cost": cost}
+    name = model.removeprefix("openai:") if model.startswith("openai:") else None
+    said = [("tools" if turn.message.role == "tool" else turn.side, turn) for turn in item.turns]
+    used = [
+        (turn.usage, price(who, turn.model or name))
+        for side, turn in said
+        if side == who and turn.usage is not None
+    ]
+    costs = [to_cost(usage, known) for usage, known in used if known is not None]
+    return {
+        "calls": sum(usage.calls for usage, _ in used),
+        "prompt": sum(usage.prompt for usage, _ in used),
+        "completion": sum(usage.completion for usage, _ in used),
+        "cost": sum(costs) if costs else None,
+    }
 
 
 def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted) -> dict[str, Any]:
@@ -320,6 +339,7 @@ def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted)
         "train": len(parts["train"]),
         "validation": len(parts["validation"]),
         "cost": sum(known) if known else None,
+        "ledger": read_spent(path),
         "wall_seconds": round(wall, 3),
         "prompts": prompts["hash"],
         "tasks_hash": prompts["tasks_hash"],
@@ -327,6 +347,12 @@ def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted)
     }
     write_json(path / "result.json", result)
     return result
+
+
+def read_spent(path: Path) -> list[dict[str, Any]]:
+    """What endpoints used in a run, by role and model."""
+    file = path / "ledger.jsonl"
+    return add_up(line for _, line in read_lines(file)) if file.exists() else []
 
 
 def decide_again(path: Path) -> dict[str, Any]:

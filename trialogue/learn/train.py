@@ -269,12 +269,13 @@ async def hold(
     replaced: list[Group] = []
     wanted, over = config.training.tasks_per_step * config.training.group_size, 0
 
-    def tell(_: Trajectory) -> None:
+    def tell(held: int) -> None:
         nonlocal over
-        over += 1
+        over += held
         if watch is not None:
             watch(step, {"kind": "talk", "done": over, "of": max(wanted, over)})
 
+    tell(0)
     for draw in range(config.training.redraw_flat_groups + 1):
         tasks = choose_tasks(domain, config, step, draw, levels)[: config.training.tasks_per_step - len(kept)]
         groups = [
@@ -292,7 +293,7 @@ async def hold(
                 grade=grade,
                 audit=cast.audit,
                 exclude=cast.exclude,
-                each=tell,
+                each=lambda _: tell(1),
                 name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
             )
         ]

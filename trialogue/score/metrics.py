@@ -65,14 +65,14 @@ def pass_hats(rewards: Mapping[str, Sequence[float]], seed: int = 0) -> dict[int
     }
 
 
-PriceOf = Callable[[Side, str | None], Price | None]
+PriceOf = Callable[[str, str | None], Price | None]
 """The price of what a side's model of that name uses."""
 
 
 def find_prices(table: Mapping[str, Price], **speakers: Speaker) -> PriceOf:
     """The prices of a run's speakers: their own, else those of the table."""
 
-    def price(side: Side, model: str | None) -> Price | None:
+    def price(side: str, model: str | None) -> Price | None:
         speaker = speakers.get(side)
         if model is None or speaker is None:
             return None

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, cast
@@ -35,12 +35,13 @@ _OPENING = "(The conversation begins. Write your first message.)"
 
 
 class Problem(Exception):
-    """Why there is no reply yet: whose doing it is, and how long the server asks to wait."""
+    """Why there is no reply yet: whose doing it is, how long the server asks to wait, what was billed."""
 
     def __init__(self, text: str, blame: Blame, wait: float | None = None) -> None:
         super().__init__(text)
         self.blame: Blame = blame
         self.wait = wait
+        self.usage: Usage | None = None
 
 
 class Outage(Problem, Down):
@@ -115,6 +116,7 @@ class OpenAIModel:
         size = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         most = Usage(prompt=size, completion=self.reply_tokens)  # no token is shorter than a byte
         problem = Problem("", "infrastructure")
+        billed: Usage | None = None
         for attempt in range(self.settings.retries + 1):
             if attempt:
                 self.ledger.retries += 1
@@ -124,9 +126,11 @@ class OpenAIModel:
             used = self.ledger.tokens
             try:
                 async with self.account.holding(most, self._price):
-                    return await self.breaker.through(lambda drawn=drawn: self._try({**request, **drawn}))
+                    reply = await self.breaker.through(lambda drawn=drawn: self._try({**request, **drawn}))
+                return replace(reply, usage=_add(billed, reply.usage))
             except Problem as found:
                 problem = found
+                billed = _add(billed, found.usage)
             except Down as down:  # for longer than one cares to wait
                 raise ModelError(str(down), "infrastructure") from None
             finally:
@@ -199,6 +203,15 @@ class OpenAIModel:
     def _understand(self, completion: ChatCompletion) -> Reply:
         if not getattr(completion, "choices", None):
             raise Problem("an answer without choices", "infrastructure")
+        usage = self._count(completion)
+        try:
+            return self._to_reply(completion, usage)
+        except Problem as problem:
+            problem.usage = usage
+            raise
+
+    def _count(self, completion: ChatCompletion) -> Usage:
+        """Enter into the ledger what an answer was billed for."""
         usage = Usage()
         if completion.usage is not None:
             details = completion.usage.prompt_tokens_details
@@ -211,6 +224,9 @@ class OpenAIModel:
         self.ledger.completion += usage.completion
         self.ledger.cached += usage.cached
         self.ledger.usd += to_cost(usage, self._price)
+        return usage
+
+    def _to_reply(self, completion: ChatCompletion, usage: Usage) -> Reply:
         choice = completion.choices[0]
         message: Any = choice.message
         if message is None:
@@ -284,6 +300,10 @@ class OpenAIModel:
     @property
     def _who(self) -> str:
         return f"the {self.side}'s model openai:{self.name}"
+
+
+def _add(before: Usage | None, usage: Usage | None) -> Usage | None:
+    return usage if before is None else before if usage is None else before + usage
 
 
 def _is_passing(status: int) -> bool:

@@ -126,7 +126,7 @@ class Steps:
         row = Table.grid(padding=(0, 1))
         done, of = self.talking or (0, 0)
         partly = self.step + (done / of if of else 0.0)
-        talk = f"rollout {done}/{of}" if of else "update"
+        talk = f"rollout {done}/{of}" if done < of else "update" if of else ""
         errors = f"  ·  {self.failed} error{'s' if self.failed != 1 else ''}" if self.failed else ""
         row.add_row(
             f"step {self.step}/{self.steps or '?'}",

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model, model_val
 from trialogue.errors import ConfigError, DomainError, ModelError, ToolError
 from trialogue.messages import Frozen, Message
 from trialogue.task import Side, Task
-from trialogue.trajectory import Trajectory, Turn
+from trialogue.trajectory import Trajectory, Turn, Usage
 from trialogue.world.database import Database, Record, Table
 from trialogue.world.domain import Domain, Environment, from_list, read_file, read_tasks
 from trialogue.world.tools import Arguments, Tool, ToolResult, shorten, to_text
@@ -306,13 +306,16 @@ class SimulatedEnvironment(Environment):
         asked = f"# Database\n{state}\n\n# Tool\n{schema}\n\n# Call\n{tool.name} {given}"
         turns = [_say("system", system), _say("user", asked)]
         problem = ""
+        billed: Usage | None = None
         for _ in range(REPAIRS + 1):
             try:
                 reply = await make(self.task, 0).reply(turns, [])
             except ModelError as error:
                 raise ModelError(f"the simulator: {error}", "infrastructure") from error
+            if reply.usage is not None:
+                billed = reply.usage if billed is None else billed + reply.usage
             try:
-                return read_answer(reply.content, tool, database).result._replace(usage=reply.usage)
+                return read_answer(reply.content, tool, database).result._replace(usage=billed)
             except DomainError as error:
                 problem = str(error)
                 turns += [

@@ -59,7 +59,7 @@ export class Charts {
         const x = (index) => this.x(this.steps[index], wide);
         const style = `c${layer.colour ?? number}`;
         if (this.steps.length < 40) {
-          const thick = Math.max(1.5, ((wide - LEFT) / Math.max(1, this.steps.length)) * 0.72);
+          const thick = Math.max(1.5, Math.min(64, (x(this.steps.length - 1) - x(0)) / Math.max(1, this.steps.length - 1) || 64) * 0.6);
           above.forEach((value, index) => value > below[index] && area.append(s("rect", { class: `layer ${style}`, x: Math.min(Math.max(LEFT, x(index) - thick / 2), wide - thick), y: scale.y(value), width: thick, height: scale.y(below[index]) - scale.y(value) })));
         } else area.append(s("path", { class: `layer ${style}`, d: toBand(above, [...below], x, scale.y) }));
         above.forEach((value, index) => (below[index] = value));
