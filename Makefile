@@ -53,7 +53,8 @@ test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few m
 	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
 
 test-trl: .venv-trl/.stamp ## let TRL's trainer hold our conversations, and compare losses
-	.venv-trl/bin/python -m pytest -W default tests/hosts/engines/test_trl.py tests/hosts/test_trl_losses.py $(ARGS)
+	.venv-trl/bin/python -m pytest -W default tests/hosts/engines/test_trl.py tests/hosts/test_trl_losses.py \
+	  tests/hosts/test_trl_sft.py $(ARGS)
 
 test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official client, and compare updates
 	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
@@ -69,11 +70,11 @@ test-track: .venv-view/.stamp ## log to tensorboard, wandb and trackio, without 
 	.venv-view/bin/python -m pytest tests/hosts/track $(ARGS)
 
 test-view: .venv-view/.stamp .venv-view/runs/.stamp ## look at runs in Chromium: screens, keys, security, access, speed
-	TRIALOGUE_VIEW_RUNS=$(CURDIR)/.venv-view/runs PYTHONPATH=tests/hosts/view \
-	  .venv-view/bin/python -m pytest tests/hosts/view --timeout 600 $(ARGS)
+	TRIALOGUE_VIEW_RUNS=$(or $(RUNS),.venv-view/runs) PYTHONPATH=tests/hosts/view \
+	  .venv-view/bin/python -m pytest $(or $(TESTS),tests/hosts/view) --timeout 600 $(ARGS)
 
-pictures: ## take the pictures of the documents anew
-	$(MAKE) test-view PICTURES=docs/images ARGS=tests/hosts/view/test_pictures.py
+pictures: ## take the pictures of the documents anew, of the runs of test-view or of others: RUNS=…
+	$(MAKE) test-view PICTURES=docs/images TESTS=tests/hosts/view/test_pictures.py
 
 test-users: .venv-users/.stamp ## let a real small model play the user behind a real server; large tests of endpoints
 	.venv-users/bin/python -m pytest tests/hosts/test_real_user.py $(ARGS)
@@ -96,16 +97,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-# The page is looked at with the system's Chromium; where there is none, with one that playwright fetches.
+# The page is looked at with the system's Chromium, installed where there is none and one may; else with one that
+# playwright fetches.
+APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 .venv-view/.stamp: pyproject.toml
 	$(PYTHON) -m venv .venv-view
 	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -e . tokenizers playwright pytest pytest-asyncio pytest-timeout
+	command -v npm > /dev/null || { $(APT) npm; }
 	npm install --silent --no-audit --no-fund --prefix .venv-view axe-core@4
-	command -v chromium || command -v google-chrome || .venv-view/bin/playwright install chromium
+	command -v chromium || command -v google-chrome || { $(APT) chromium fonts-liberation; } || \
+	  .venv-view/bin/playwright install chromium
 	@touch $@
 
-# Real runs to look at: a short cold start, a few steps of learning, an evaluation.
+# Real runs to look at: a short cold start, a few steps of learning, an evaluation, a corpus with reviews.
 .venv-view/runs/.stamp: $(STAMP)
 	rm -rf .venv-view/runs
 	$(BIN)/trialogue sft sft.count=1500 sft.faults=0.2 sft.only_successes=false "tasks.levels=[1]" \
@@ -115,6 +120,9 @@ $(STAMP): pyproject.toml constraints.txt
 	  run.directory=.venv-view/runs run.name=agent
 	$(BIN)/trialogue eval shop --agent oracle --user agenda --tasks 20 --trials 4 \
 	  run.directory=.venv-view/runs run.name=oracle
+	$(BIN)/trialogue synthesize shop --agent .venv-view/runs/cold --count 5 "tasks.levels=[1]" synthesize.attempts=12 \
+	  synthesize.balance=0 run.directory=.venv-view/runs run.name=corpus
+	printf 'a clear and short\nr too terse to imitate\nq\n' | $(BIN)/trialogue review .venv-view/runs/corpus --by Ada
 	@touch $@
 
 # The server of transformers wants a web framework that nothing else here needs.
@@ -128,7 +136,7 @@ $(STAMP): pyproject.toml constraints.txt
 # Other trainers and servers bring a transformers of their own choice, so each lives in an environment of its
 # own, where only torch is the one our tests run with.
 PACKAGES_tinker := torch 'skyrl[tinker,jax]==0.3.0' tinker==0.22.3 peft
-PACKAGES_trl    := torch trl==1.16.0 numpy peft
+PACKAGES_trl    := torch trl==1.16.0 numpy peft datasketch jsonschema
 PACKAGES_verl   := torch verl==0.9.1 cachetools fastapi msgspec pyzmq TransferQueue uvicorn
 
 .venv-%/.stamp: constraints.txt

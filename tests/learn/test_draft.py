@@ -139,6 +139,7 @@ def test_what_it_cost_is_in_the_ledger(corpus: Path) -> None:
         assert sum(each["calls"] for each in spent) == ledger[role]["calls"]
         assert sum(each["prompt"] for each in spent) == ledger[role]["prompt"]
     assert ledger["judge"]["calls"] == 9  # one of them was no judgement
+    assert "| judge | judge | 9 | 900 | 90 |" in (corpus / "report.md").read_text()
     cost = sum(item.meta["provenance"]["cost"] for item in everything)
     assert cost == pytest.approx(ledger["agent"]["usd"])  # the only one with a price
 

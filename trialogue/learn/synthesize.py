@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any
 
 from trialogue.config import Speaker, SynthesizeConfig, with_budget
-from trialogue.durable import write_json
+from trialogue.durable import write, write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
 from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories
@@ -162,6 +162,8 @@ class Sifted:
     accepted: list[Trajectory] = field(default_factory=lambda: [])
     rejected: list[Trajectory] = field(default_factory=lambda: [])
     reasons: Counter[str] = field(default_factory=Counter[str])
+    reasons_of: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Why each of the rejected ones was."""
 
 
 class Workshop:
@@ -242,9 +244,9 @@ class Workshop:
                 sifted.accepted.append(item)
             else:
                 sifted.rejected.append(item)
-                sifted.reasons.update(
-                    f"{against.stage}: {reason}" for reason in against.reasons or ("rejected",)
-                )
+                why = [f"{against.stage}: {reason}" for reason in against.reasons or ("rejected",)]
+                sifted.reasons.update(why)
+                sifted.reasons_of[item.id] = why
         return sifted
 
     def _describe(self, item: Trajectory, passed: Sequence[Verdict]) -> Trajectory:
@@ -313,6 +315,7 @@ def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted)
     """Write the corpus and its figures."""
     write_lines(path / "accepted.jsonl", sifted.accepted)
     write_lines(path / "rejected.jsonl", sifted.rejected)
+    write(path / "decisions.jsonl", "".join(json.dumps(line) + "\n" for line in to_decisions(sifted)))
     parts = {
         split: [item for item in sifted.accepted if item.meta["split"] == split]
         for split in ("train", "validation")
@@ -347,6 +350,14 @@ def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted)
     }
     write_json(path / "result.json", result)
     return result
+
+
+def to_decisions(sifted: Sifted) -> Iterator[dict[str, Any]]:
+    """A short line for each conversation: whether it was taken, why not, and every verdict about it."""
+    for item in (*sifted.accepted, *sifted.rejected):
+        verdicts: list[dict[str, Any]] = item.meta["verdicts"]
+        reasons = sifted.reasons_of.get(item.id, [])
+        yield {"id": item.id, "accepted": not reasons, "reasons": reasons, "verdicts": verdicts}
 
 
 def read_spent(path: Path) -> list[dict[str, Any]]:

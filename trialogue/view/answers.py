@@ -14,7 +14,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
-from trialogue.config import EvalConfig, Section, SftConfig, TrainConfig, difference_from_defaults, to_config
+from trialogue.config import (
+    EvalConfig,
+    Section,
+    SftConfig,
+    SynthesizeConfig,
+    TrainConfig,
+    difference_from_defaults,
+    to_config,
+)
 from trialogue.errors import ConfigError, RunError
 from trialogue.index import Entry
 from trialogue.view.records import RunRecords, find_runs, to_place
@@ -32,7 +40,9 @@ SERIES = (
     *("entropy", "kl", "clip_share", "logprob_gap", "grad_norm", "learning_rate", "loss", "validation_loss"),
     *("flat_groups", "failed", "cost", "unique_replies"),
 )
-FILTERS = ("part", "step", "end", "blame", "family", "level", "reward", "task", "text", "lost", "sort")
+FILTERS = (
+    *("part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"),
+)
 """What a list of conversations can be narrowed by; the same words stand in the page's address."""
 Query = Mapping[str, str]
 
@@ -107,6 +117,7 @@ class Answers:
             "total": len(chosen),
             "previous": chosen[place - 1].id if place else None,
             "next": chosen[place + 1].id if place is not None and place + 1 < len(chosen) else None,
+            "decision": records.decisions.get(identity),
             "prompts": records.read_json("prompts.json"),
         }
 
@@ -146,7 +157,7 @@ def to_run_line(name: str, records: RunRecords) -> dict[str, Any]:
         "ended": about.get("ended"),
         "written": records.written(),
         "seed": about.get("seed"),
-        "model": config.get("agent" if kind in ("eval", "rollout") else "learner", {}).get("model", ""),
+        "model": config.get("learner" if kind in ("train", "sft") else "agent", {}).get("model", ""),
         "user": config.get("user", {}).get("model", "") if kind != "sft" else "",
         "step": steps[-1]["step"] if steps else None,
         "steps": (steps[-1].get("steps") if steps else None) or config.get("training", {}).get("steps"),
@@ -202,6 +213,7 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
                 for text in line.get("warnings", ())
             ][-5:],
         },
+        "decisions": count_decisions(records),
         "facets": {
             "family": sorted({entry.family for entry in entries if entry.family}),
             "level": sorted({entry.level for entry in entries if entry.level}),
@@ -231,7 +243,7 @@ def to_seconds(records: RunRecords, steps: Sequence[int]) -> dict[str, list[floa
 
 def find_changed(records: RunRecords) -> dict[str, Any]:
     """The settings that are not the default."""
-    kinds: dict[str, type[Section]] = {"train": TrainConfig, "sft": SftConfig}
+    kinds: dict[str, type[Section]] = {"train": TrainConfig, "sft": SftConfig, "synthesize": SynthesizeConfig}
     kind = kinds.get(str(records.about.get("kind")), EvalConfig)
     try:
         return difference_from_defaults(to_config(kind, records.read_json("config.json"), "config.json"))
@@ -247,7 +259,8 @@ def to_row(entry: Entry, records: RunRecords) -> dict[str, Any]:
     place = to_place(entry.file)
     row = entry.model_dump(exclude={"at", "bytes", "spent", "file"})
     group = [[item.id, item.reward] for item in records.siblings(entry)]
-    return {**row, "part": place.part, "step": place.step, "group": group}
+    verdicts = to_verdicts(records.decisions.get(entry.id, {}))
+    return {**row, "part": place.part, "step": place.step, "group": group, "verdicts": verdicts}
 
 
 def choose(records: RunRecords, query: Query) -> list[Entry]:
@@ -261,7 +274,10 @@ def _choose(records: RunRecords, version: int, wanted: tuple[tuple[str, str], ..
     query = dict(wanted)
     order = query.pop("sort", "new")
     lost = query.pop("lost", "")
+    verdict = query.pop("verdict", "")
     chosen = [entry for entry in records.entries() if _passes(entry, query)]
+    if verdict:
+        chosen = [entry for entry in chosen if verdict in to_verdicts(records.decisions.get(entry.id, {}))]
     if lost:
         groups = records.groups()
         chosen = [entry for entry in chosen if is_lost_by_all(groups[entry.file, entry.task])]
@@ -310,6 +326,31 @@ def find_outcome(entry: Entry) -> str:
 def is_lost_by_all(group: Sequence[Entry]) -> bool:
     """Whether none of a task's conversations was won."""
     return all(find_outcome(entry) != "won" for entry in group)
+
+
+def to_verdicts(decision: Mapping[str, Any]) -> list[str]:
+    """What a decision about a synthesised conversation can be found by. `to review` are those that
+    `trialogue review` will ask a person about."""
+    if not decision:
+        return []
+    reviewed = any(verdict.get("stage") == "review" for verdict in decision.get("verdicts", ()))
+    accepted = bool(decision.get("accepted"))
+    waiting = ["to review"] if accepted and not reviewed else []
+    return [
+        "accepted" if accepted else "rejected",
+        *waiting,
+        *(["reviewed"] if reviewed else []),
+        *decision.get("reasons", ()),
+    ]
+
+
+def count_decisions(records: RunRecords) -> dict[str, int]:
+    """How many conversations each verdict finds; empty where none was decided about."""
+    counts = Counter(verdict for decision in records.decisions.values() for verdict in to_verdicts(decision))
+    first = ("accepted", "to review", "reviewed", "rejected")
+    return {name: counts[name] for name in first if counts[name]} | {
+        name: count for name, count in counts.most_common() if name not in first
+    }
 
 
 def search(

@@ -92,6 +92,8 @@ class RunRecords:
         self.timings: dict[str, int] = {}
         """Where the line of each conversation stands in `timings.jsonl`."""
         self.files: dict[str, _File] = {}
+        self.decisions: dict[str, dict[str, Any]] = {}
+        """Of synthesised conversations: which were taken, which were not, and why."""
         self.version = 0
         """Counts up whenever something was read."""
         self.scanning = False
@@ -100,7 +102,8 @@ class RunRecords:
         self._ids: dict[str, Entry] | None = None
         self._groups: dict[tuple[str, str], list[Entry]] | None = None
         self._lock = Lock()
-        self._tails = {name: Tail(path / f"{name}.jsonl") for name in ("metrics", "timings", "index")}
+        names = ("metrics", "timings", "index", "decisions")
+        self._tails = {name: Tail(path / f"{name}.jsonl") for name in names}
 
     # -- small files ---------------------------------------------------------------------------------------
 
@@ -141,6 +144,7 @@ class RunRecords:
         self.refresh_metrics()
         with self._lock:
             self._refresh_timings()
+            self._refresh_decisions()
             self._refresh_index()
             if self.scanning or not self._find_unlisted():
                 return
@@ -170,6 +174,16 @@ class RunRecords:
             elif isinstance(step, int):
                 for name in value.keys() - {"step"}:
                     self.seconds[step][name] += value[name]
+
+    def _refresh_decisions(self) -> None:
+        anew, lines = self._tails["decisions"].read()
+        if anew:
+            self.decisions.clear()
+        for _, line in lines:
+            if isinstance(identity := (value := _to_object(line)).get("id"), str):
+                self.decisions[identity] = value
+        if anew or lines:
+            self._forget()
 
     def _refresh_index(self) -> None:
         anew, lines = self._tails["index"].read()

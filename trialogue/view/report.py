@@ -25,8 +25,7 @@ def write_report(path: Path) -> Path:
     text = to_learning_report(path) if kind in ("train", "sft") else to_report(path)
     target = path / "report.md"
     target.write_text(text, encoding="utf-8")
-    if kind != "synthesize":
-        write_export(path, path / "report.html", most=BAKED)
+    write_export(path, path / "report.html", most=BAKED)
     return target
 
 
@@ -56,6 +55,7 @@ def to_report(path: Path) -> str:
         parts = [
             f"# synthesize of {result['domain']}",
             _corpus(result),
+            _ledger(result),
             _settings(path, SynthesizeConfig),
             _origin(about, result),
         ]
@@ -170,6 +170,17 @@ def _spending(result: dict[str, Any]) -> str:
         lines.append(_row([side, *counts, _number(used["cost"], 4), _number(used["seconds"], 1)]))
     wall = f"The whole took {result['wall_seconds']:.1f} s on the wall clock."
     return "## What it took\n\n" + "\n".join(lines) + f"\n\n{wall}"
+
+
+def _ledger(result: dict[str, Any]) -> str:
+    """What endpoints were billed for, by role."""
+    if not result["ledger"]:
+        return ""
+    lines = ["| | model | calls | prompt tokens | completion tokens | dollars |", "|---|---|" + "---:|" * 4]
+    for used in result["ledger"]:
+        counts = [str(used[key]) for key in ("calls", "prompt", "completion")]
+        lines.append(_row([used["role"], _cell(used["model"]), *counts, _number(used["usd"], 4)]))
+    return "## What it took\n\n" + "\n".join(lines)
 
 
 def _tools(result: dict[str, Any]) -> str:

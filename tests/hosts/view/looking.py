@@ -1,6 +1,7 @@
 """What the tests of the page share: a server over runs, and a watch on what a page does.
 
-`make test-view` makes the runs: `cold` (fine-tuned), `agent` (trained from it) and `oracle` (evaluated).
+`make test-view` makes the runs: `cold` (fine-tuned), `agent` (trained from it), `oracle` (evaluated), and
+`corpus` (synthesised and reviewed).
 """
 
 import json
@@ -38,14 +39,19 @@ class Site:
             return json.load(answer)
 
     def find_group(self, run: str = "agent") -> dict[str, Any]:
-        """A lost conversation of a step whose siblings did better, the shortest of them."""
+        """A lost conversation whose siblings did better, neither short nor long, with a wrong database if
+        there is one such."""
         rows = self.ask("conversations", run=run, part="step", reward="lost", limit=200)["rows"]
         mixed = [
             row
             for row in rows
             if any(reward == 1 for _, reward in row["group"]) and row["end"] == "user_stop"
         ]
-        return min(mixed, key=lambda row: abs(row["turns"] - 12))
+        mixed.sort(key=lambda row: abs(row["turns"] - 12))
+        for row in mixed[:8]:
+            if self.ask("conversation", run=run, id=row["id"])["trajectory"]["reward"].get("differences"):
+                return row
+        return mixed[0]
 
     def to(self, run: str, identity: str = "", **query: object) -> str:
         words = urlencode({key: str(value) for key, value in query.items()})

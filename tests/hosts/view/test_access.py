@@ -1,19 +1,25 @@
 """Each screen in both colours and narrow: what axe finds, and that nothing sticks out at 800 pixels."""
 
+import sys
+from pathlib import Path
+
 import pytest
-from looking import Site, find_runs, go
+from looking import Site, go
 from playwright.sync_api import Browser, Page
 
-AXE = find_runs().parent / "node_modules" / "axe-core" / "axe.min.js"
-SCREENS = ["runs", "run", "evaluation", "conversation", "tokens", "compare"]
+AXE = Path(sys.prefix) / "node_modules" / "axe-core" / "axe.min.js"
+SCREENS = ["runs", "run", "evaluation", "corpus", "decision", "conversation", "tokens", "compare"]
 
 
 def to_address(site: Site, screen: str) -> str:
     identity = site.find_group()["id"]
+    reviewed = site.ask("conversations", run="corpus", verdict="reviewed")["rows"][0]["id"]
     return {
         "runs": site.address,
         "run": site.to("agent"),
         "evaluation": site.to("oracle"),
+        "corpus": site.to("corpus"),
+        "decision": site.to("corpus", reviewed),
         "conversation": site.to("agent", identity),
         "tokens": site.to("agent", identity, view="tokens"),
         "compare": site.to("agent", identity, view="compare"),

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 def test_the_runs(page: Page, site: Site) -> None:
     go(page, site.address)
     rows = page.locator("table.runs tbody tr")
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(4)
     agent = rows.filter(has_text="agent").filter(has_text="train")
     expect(agent.locator("svg.spark")).to_be_visible()
     expect(agent).to_contain_text("finished")
@@ -58,6 +58,37 @@ def test_an_evaluation(page: Page, site: Site) -> None:
     expect(page.locator('figure[data-title="All tasks"]')).to_contain_text("pass^2")
     page.locator('figure[data-title="By family, pass^1"] button').first.click()
     assert "family=" in page.url
+
+
+def test_a_corpus(page: Page, site: Site) -> None:
+    """What was taken, what was not and why, what a person said and what still waits for one."""
+    told = site.ask("run", run="corpus")
+    assert told["decisions"]["reviewed"] == 2
+    assert told["decisions"]["to review"] == told["decisions"]["accepted"] - 1
+    go(page, site.to("corpus"))
+    expect(page.locator('figure[data-title="Left out, by reason"]')).to_contain_text("review: too terse")
+    page.get_by_role("button", name="to review").click()
+    expect(page.locator(".count")).to_contain_text(f"{told['decisions']['to review']:,} conversation")
+    go(page, site.to("corpus", verdict="review: too terse to imitate"))
+    expect(page.locator(".count")).to_have_text("1 conversation")
+    page.locator(".list tbody a").first.click()
+    decision = page.locator(".decision")
+    expect(decision).to_contain_text("Rejected")
+    expect(decision.locator(".part.good")).to_contain_text("program")
+    expect(decision.locator(".part.bad")).to_contain_text("review Ada")
+    expect(decision.locator(".part.bad")).to_contain_text("too terse to imitate")
+    reasons = [name for name in told["decisions"] if name.startswith("program: ")]
+    for reason in reasons:
+        row = site.ask("conversations", run="corpus", verdict=reason)["rows"][0]
+        go(page, site.to("corpus", row["id"]))
+        (verdict,) = site.ask("conversation", run="corpus", id=row["id"])["decision"]["verdicts"]
+        shown = decision.locator(".part.bad")
+        expect(shown).to_contain_text(
+            verdict["note"] if "note" in verdict else reason.removeprefix("program: ")
+        )
+        for flaw in verdict.get("flaws", ()):
+            expect(shown).to_contain_text(f"turn {flaw['turn'] + 1} {flaw['text']}")
+    assert reasons
 
 
 def test_fine_tuning(page: Page, site: Site) -> None:
@@ -233,11 +264,15 @@ def test_a_run_in_progress_is_followed(browser: Browser, tmp_path: Path) -> None
         expect(page.locator(".count")).to_contain_text(f"{len(left):,} ")
         expect(page.locator("#live")).to_have_text("following", timeout=15_000)
         last.write_bytes(held)
+        place = max(number for number, line in enumerate(metrics) if "kind" not in json.loads(line))
+        warned = {**json.loads(metrics[place]), "warnings": ["the entropy is 0.001"]}
+        metrics[place] = json.dumps(warned) + "\n"
         for name, lines, before in (("index.jsonl", index, left), ("metrics.jsonl", metrics, kept)):
             with (copy / name).open("a") as file:
                 file.writelines(line for line in lines if line not in before)
         expect(page.locator(".count")).to_contain_text(f"{len(index):,} ", timeout=15_000)
         expect(page.locator(".figures dd").first).to_contain_text(f"{int(last.stem[-6:])}/")
+        expect(page.locator(".health .bad")).to_have_text(f"step {int(last.stem[-6:])}: the entropy is 0.001")
         context.close()
         assert not watch.problems, watch.problems
 

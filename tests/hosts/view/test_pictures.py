@@ -16,6 +16,7 @@ PICTURES = [
     ("view-compare", "compare", "light", 1280, 860),
     ("view-run-800-dark", "run", "dark", 800, 1000),
     ("view-runs", "runs", "light", 1280, 420),
+    ("view-corpus", "decision", "light", 1280, 700),
 ]
 
 

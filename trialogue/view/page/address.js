@@ -5,7 +5,7 @@
 
 import { clean } from "./source.js";
 
-export const FILTERS = ["part", "step", "end", "blame", "family", "level", "reward", "task", "text", "lost", "sort"];
+export const FILTERS = ["part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"];
 
 export function readAddress(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");

@@ -73,7 +73,7 @@ export class RunScreen {
   drawCharts() {
     const { series, steps_shown: steps, checks, result } = this.run;
     if (!steps.length) {
-      fill(this.charts, result.tasks ? evaluationCharts(result, (key, value) => this.narrow({ [key]: value })) : h("p", { class: "muted" }, this.run.state === "running" ? "No step is over yet." : ""));
+      fill(this.charts, result.accepted !== undefined ? corpusCharts(result, (verdict) => this.narrow({ verdict })) : result.tasks ? evaluationCharts(result, (key, value) => this.narrow({ [key]: value })) : h("p", { class: "muted" }, this.run.state === "running" ? "No step is over yet." : ""));
       return;
     }
     const charts = new Charts(steps, (step) => this.pick(step));
@@ -112,13 +112,15 @@ export class RunScreen {
   }
 
   drawHealth() {
-    const { health, count, broken, scanning } = this.run;
+    const { health, count, broken, scanning, decisions } = this.run;
     const ends = Object.entries(health.ends);
     if (!ends.length) { fill(this.health); return; }
     const notes = [h("b", {}, toCount(count, "conversation"))];
     if (health.flat_groups !== null && health.flat_groups !== undefined) notes.push(h("span", {}, `no signal in ${toPercent(health.flat_groups)} of recent groups`));
     const blame = Object.entries(health.blame).map(([who, number]) => h("button", { type: "button", class: "link bad", onclick: () => this.narrow({ blame: who }) }, `${number} failed, blame ${who}`));
     if (broken) notes.push(h("span", { class: "bad" }, `${broken} lines cannot be read`));
+    const decided = Object.entries(decisions).filter(([name]) => ["accepted", "to review", "reviewed", "rejected"].includes(name));
+    notes.push(...decided.map(([verdict, number]) => h("button", { type: "button", class: `link ${verdict === "rejected" ? "bad" : ""}`, onclick: () => this.narrow({ verdict }) }, `${number.toLocaleString("en")} ${verdict}`)));
     if (scanning) notes.push(h("span", {}, "looking through conversations …"));
     const share = (number) => toPercent(number / count, number / count < 0.01 ? 1 : 0);
     const links = ends.map(([end, number]) => h("button", { type: "button", class: `link ${end}`, title: `${number} conversations`, onclick: () => this.narrow({ end }) }, h("i", { "aria-hidden": "true" }), `${end.replace("_", " ")} ${share(number)}`));
@@ -133,7 +135,7 @@ export class RunScreen {
   }
 
   drawForm() {
-    const { facets, health } = this.run;
+    const { facets, health, decisions } = this.run;
     if (this.form.contains(document.activeElement)) return;
     const steps = [...new Set(facets.files.filter((file) => file.step !== null).map((file) => file.step))];
     const parts = [...new Set(facets.files.map((file) => file.part))];
@@ -143,6 +145,7 @@ export class RunScreen {
       this.choice("reward", "reward", OUTCOMES),
       this.choice("end", "end", withAny(Object.keys(health.ends))),
       Object.keys(health.blame).length ? this.choice("blame", "blame", withAny(Object.keys(health.blame))) : null,
+      Object.keys(decisions).length ? this.choice("verdict", "verdict", withAny(Object.keys(decisions))) : null,
       facets.family.length ? this.choice("family", "family", withAny(facets.family)) : null,
       facets.level.length > 1 ? this.choice("level", "level", withAny(facets.level)) : null,
       parts.length > 1 ? this.choice("part", "part", withAny(parts)) : null,
@@ -226,6 +229,17 @@ function withAny(values) {
 function sumUp(values) {
   let total = 0;
   return values.map((value) => (total += value ?? 0));
+}
+
+/** Of synthesised conversations: what was taken, by family, and why others were not. */
+function corpusCharts(result, pick) {
+  const counts = (items, colour, key = null) => Object.entries(items ?? {}).map(([name, value]) => ({ name: name.replaceAll("_", " "), id: key && name, value, colour }));
+  const shown = (title, items, choose = null) => bars(title, items, { unit: (value) => value.toLocaleString("en"), most: Math.max(1, ...items.map((item) => item.value)), pick: choose && ((item) => choose(item.id)) });
+  return [
+    shown("Corpus", counts({ wanted: result.wanted, held: result.held, accepted: result.accepted, "for training": result.train, "for validation": result.validation }, 3)),
+    shown("Accepted, by family", counts(result.families, 0)),
+    shown("Left out, by reason", counts(result.reasons, 4, true), pick),
+  ].filter(Boolean);
 }
 
 function evaluationCharts(result, pick) {

@@ -51,6 +51,7 @@ const TESTS = {
   family: (row, value) => row.family === value,
   level: (row, value) => String(row.level) === value,
   reward: (row, value) => REWARDS[value]?.(row.reward),
+  verdict: (row, value) => row.verdicts.includes(value),
   task: (row, value) => row.task.toLowerCase().includes(value.toLowerCase()),
   lost: (row) => !row.group.some(([, reward]) => REWARDS.won(reward)),
   text: (row, value) => JSON.stringify(baked.conversations[row.id]?.trajectory.turns ?? "").toLowerCase().includes(JSON.stringify(value).slice(1, -1).toLowerCase()),

@@ -3,18 +3,20 @@
 import { h, plain, toJson, toSeconds } from "./dom.js";
 import { writeArguments } from "./transcript.js";
 
-export function drawWhy({ trajectory, prompts, seconds, entry }) {
+export function drawWhy({ trajectory, prompts, seconds, entry, decision }) {
   const { reward, task } = trajectory;
   return [
     h("section", { class: "verdict" }, h("h2", {}, "Why"), reward ? drawParts(reward) : drawFailure(trajectory), h("p", { class: "muted" }, toEnd(trajectory, seconds))),
+    drawDecision(decision),
     drawExpected(task.expected),
     drawFindings(trajectory),
-    drawNotes(trajectory.meta, entry),
+    drawAdvantage(entry),
     more("What the user was told", h("div", { class: "text document", dir: "auto" }, plain(task.instructions)), true),
     drawDocuments("Policy", prompts.policies),
     drawDocuments("Prompt of the user's model", prompts.users),
     drawTools("Tools of the agent", prompts.tools),
     drawTools("Tools of the user", prompts.user_tools),
+    drawNotes(trajectory.meta),
     task.setup ? more("World at the start", raw(task.setup)) : null,
     more("Raw JSON", raw(trajectory)),
   ];
@@ -58,22 +60,42 @@ function drawExpected(expected) {
   return h("section", {}, h("h2", {}, "Expected"), h("ul", { class: "expectations" }, calls, say, holds, nothing));
 }
 
+/** Whether a synthesised conversation was taken into the corpus, and what each stage said. */
+function drawDecision(decision) {
+  if (!decision) return null;
+  const { accepted, verdicts = [] } = decision;
+  const waits = accepted && !verdicts.some(({ stage }) => stage === "review");
+  return h("section", { class: "decision" }, h("h2", {}, accepted ? "Accepted" : "Rejected"),
+    verdicts.map((verdict) => h("div", { class: `part ${verdict.accepted ? "good" : "bad"}` },
+      h("h3", {}, h("span", { class: "sign", "aria-hidden": "true" }, verdict.accepted ? "✓" : "✗"), ` ${verdict.stage}`, verdict.by ? h("span", { class: "muted" }, " ", plain(verdict.by)) : null, h("span", { class: "unheard" }, verdict.accepted ? " accepts it" : " rejects it")),
+      verdict.flaws?.length ? null : (verdict.reasons ?? []).map((reason) => h("p", {}, plain(reason))),
+      verdict.note && !verdict.reasons?.includes(verdict.note) ? h("p", {}, plain(verdict.note)) : null,
+      verdict.scores ? h("p", { class: "muted" }, Object.entries(verdict.scores).map(([point, score]) => `${point} ${score}`).join(" · ")) : null,
+      (verdict.flaws ?? []).map((flaw) => h("p", {}, h("b", {}, flaw.check), " ", toTurn(flaw.turn), " ", plain(flaw.text))))),
+    waits ? h("p", { class: "muted" }, "Nobody has reviewed it: trialogue review asks about it.") : null);
+}
+
+function toTurn(turn) {
+  return h("button", { type: "button", class: "link", onclick: () => document.getElementById(`turn-${turn + 1}`)?.scrollIntoView({ block: "center" }) }, `turn ${turn + 1}`);
+}
+
 /** What the audit of the simulated user found. */
 function drawFindings({ findings = [], excluded }) {
   if (!findings.length) return null;
   return h("section", { class: "findings" }, h("h2", {}, "Audit of the user"),
     excluded ? h("p", { class: "bad" }, "Left out: graded, but in no baseline and no figure.") : null,
-    findings.map((item) => h("div", { class: "part bad" }, h("h3", {}, item.kind.replaceAll("_", " "), " ", h("button", { type: "button", class: "link", onclick: () => document.getElementById(`turn-${item.turn + 1}`)?.scrollIntoView({ block: "center" }) }, `turn ${item.turn + 1}`)), h("p", {}, plain(item.evidence), item.by === "judge" ? h("span", { class: "muted" }, " (a judge)") : null))));
+    findings.map((item) => h("div", { class: "part bad" }, h("h3", {}, item.kind.replaceAll("_", " "), " ", toTurn(item.turn)), h("p", {}, plain(item.evidence), item.by === "judge" ? h("span", { class: "muted" }, " (a judge)") : null))));
 }
 
-/** The advantage, and whatever else was noted down. */
-function drawNotes(meta = {}, entry) {
+function drawAdvantage({ advantage }) {
+  if (advantage === null || advantage === undefined) return null;
+  return h("section", {}, h("h2", {}, "Learning"), h("p", {}, "Advantage ", h("b", { class: advantage > 0 ? "good" : "bad" }, `${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`), ": what every sampled token was learned with."));
+}
+
+/** Whatever else was noted down. */
+function drawNotes(meta = {}) {
   const notes = Object.entries(meta).filter(([key]) => !["domain", "advantage"].includes(key));
-  const advantage = entry.advantage;
-  if (!notes.length && (advantage === null || advantage === undefined)) return null;
-  return h("section", {}, h("h2", {}, "Learning"),
-    advantage === null || advantage === undefined ? null : h("p", {}, "Advantage ", h("b", { class: advantage > 0 ? "good" : "bad" }, `${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`), ": what every sampled token was learned with."),
-    notes.map(([key, value]) => h("div", { class: "note" }, h("h3", {}, key), typeof value === "string" ? h("p", {}, plain(value)) : raw(value))));
+  return notes.length ? more("Notes", h("div", {}, notes.map(([key, value]) => h("div", { class: "note" }, h("h3", {}, key), typeof value === "string" ? h("p", {}, plain(value)) : raw(value))))) : null;
 }
 
 function drawDocuments(name, texts = []) {
