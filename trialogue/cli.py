@@ -20,8 +20,9 @@ class Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         from trialogue.errors import ConfigError, TrialogueError
-        from trialogue.secrets import redact
+        from trialogue.secrets import redact, show_traceback
 
+        sys.excepthook = show_traceback
         try:
             return super().invoke(ctx)
         except TrialogueError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,42 +95,61 @@ async def test_faults_of_the_endpoint_change_no_score(count: int, capsys: pytest
     assert seen["none"] >= answers  # an answer that came too late was asked for again, never used twice
 
 
-async def measure(count: int, limit: int) -> tuple[float, float, float]:
-    """Wall-clock seconds, those that waiting in line for the longest would need, and the longest block."""
+@contextmanager
+def watch_loop() -> Generator[dict[str, float]]:
+    """How long the longest callback kept the event loop, in seconds of this thread's work and of the clock.
+    Waiting in a callback (a sleep, a synchronous request) takes no work, so it is told by switches that the
+    thread made of its own accord; on a busy machine the clock alone also counts other programs."""
+    worst = {"work": 0.0, "clock": 0.0, "waited": 0.0}
+    run = asyncio.Handle._run
+
+    def timed(self: asyncio.Handle) -> None:
+        began, worked = time.perf_counter(), time.thread_time()
+        switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        run(self)
+        passed, work = time.perf_counter() - began, time.thread_time() - worked
+        worst["work"], worst["clock"] = max(worst["work"], work), max(worst["clock"], passed)
+        if resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > switches:
+            worst["waited"] = max(worst["waited"], passed - work)
+
+    asyncio.Handle._run = timed
+    try:
+        yield worst
+    finally:
+        asyncio.Handle._run = run
+
+
+async def measure(count: int, limit: int) -> tuple[float, float, dict[str, float]]:
+    """Wall-clock seconds, those the longest conversation waited for its user, and what kept the loop."""
     tasks = SHOP.tasks("test", count, 0, levels=(1,))
-    blocks: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(0.005)
-            blocks.append(time.monotonic() - began - 0.005)
-
     with endpoint.run_endpoint(count=count, latency=0.2) as server:
         user = make_user(server, concurrency=limit)
-        watching = asyncio.create_task(watch())
         began = time.monotonic()
-        held, failed = await hold(tasks, user, concurrency=count)
+        with watch_loop() as worst:
+            held, failed = await hold(tasks, user, concurrency=count)
         wall = time.monotonic() - began
-        watching.cancel()
         await user.close()
     assert (len(held), len(failed)) == (count, 0)
     own = [sum(turn.seconds for turn in item.turns if turn.side == "user") for item in held]
-    return wall, max(own), max(blocks)
+    return wall, max(own), worst
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_256_slow_users_take_no_longer_than_the_slowest(capsys: pytest.CaptureFixture[str]) -> None:
     """Of three tries the best counts: what blocks the loop blocks it each time, a busy machine does not."""
-    tries: list[tuple[float, float, float]] = []
-    while len(tries) < 3 and not (tries and tries[-1][0] <= 1.15 * tries[-1][1] and tries[-1][2] <= 0.05):
+    tries: list[tuple[float, float, dict[str, float]]] = []
+    while len(tries) < 3 and not (tries and is_good(*tries[-1])):
         tries.append(await measure(256, 64))
     with capsys.disabled():
-        for wall, longest, block in tries:
-            print(f"\n256 users: {wall:.2f} s, the longest {longest:.2f} s, loop held {block * 1e3:.0f} ms")
-    assert any(wall <= 1.15 * longest for wall, longest, _ in tries)
-    assert min(block for _, _, block in tries) <= 0.05
+        for wall, longest, worst in tries:
+            kept = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in worst.items())
+            print(f"\n256 users: {wall:.2f} s, the longest {longest:.2f} s; longest callback: {kept}")
+    assert any(is_good(*item) for item in tries)
+
+
+def is_good(wall: float, longest: float, worst: dict[str, float]) -> bool:
+    return wall <= 1.15 * longest and worst["work"] <= 0.05 and worst["waited"] <= 0.05
 
 
 async def test_slow_users_are_asked_at_once() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -33,6 +36,7 @@ from trialogue import (
     tool,
 )
 from trialogue.config import EvalConfig, Limits, Speaker
+from trialogue.run import read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade
 from trialogue.talk.openai import OpenAIModel
@@ -451,3 +455,30 @@ async def test_a_whole_evaluation_leaves_no_key_behind(server: Server, store: st
     files = [file for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     assert {file.name for file in files} >= {"run.json", "config.json", "eval.jsonl", "agent.jsonl"}
     assert not [file for file in files if KEY in file.read_text()]
+
+
+@pytest.mark.timeout(300)  # two processes of their own
+def test_the_key_is_in_no_file_no_line_and_no_traceback(server: Server, tmp_path: Path) -> None:
+    """A server that quotes the key in each of its errors, and commands that say all they can."""
+
+    def quote(handler: BaseHTTPRequestHandler) -> None:
+        send(handler, 401, {"error": {"message": f"no such key: {handler.headers['Authorization']}"}})
+
+    server.faults = itertools.repeat(quote)
+    where = f"base_url={server.url}"
+    (tmp_path / "brief.md").write_text("A library.")
+    commands = {
+        "eval": ["shop", "--agent=openai:agent", f"agent.{where}", "--tasks=2", "run.name=r"],
+        "draft": ["library", "--brief=brief.md", "--model=openai:agent", f"drafter.{where}"],
+    }
+    for verb, words in commands.items():
+        command = [sys.executable, "-m", "trialogue", "--debug", verb, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        assert ("Traceback" in done.stderr) == (verb == "draft")
+        assert KEY not in done.stdout + done.stderr
+    assert any(
+        "no such key" in item.error for item in read_trajectories(tmp_path / "runs" / "r") if item.error
+    )
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
