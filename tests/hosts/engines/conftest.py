@@ -7,18 +7,27 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trialogue.config import SftConfig, TrainConfig, load_config
+from trialogue.engine.models import find_folder
 from trialogue.engine.tiny import train_tokenizer
-from trialogue.learn.sft import sft
+from trialogue.learn.sft import sft, to_teacher
+from trialogue.learn.train import choose_tasks
+from trialogue.score.reward import grade
 from trialogue.talk.brief import BriefRenderer
-from trialogue.talk.speech import save_renderer
+from trialogue.talk.find import find_model
+from trialogue.talk.render import Renderer
+from trialogue.talk.rollout import rollout
+from trialogue.talk.speech import load_renderer, save_renderer
 from trialogue.talk.templates import COMPACT_TOKENS
 from trialogue.talk.vocabulary import Vocabulary
+from trialogue.trajectory import Trajectory
+from trialogue.world.domains.shop import domain as shop
 
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parent))  # the parts that other processes import, too
@@ -108,11 +117,8 @@ def wall(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-@pytest.fixture(scope="session")
-def painter(wall: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an agent that knows the trade and paints blue about every second time."""
-    folder = tmp_path_factory.mktemp("blank")
-    tokenizer = train_tokenizer([*WORDS, " Done.", " no red left"] * 8, COMPACT_TOKENS, size=320)
+def make_blank(folder: Path, renderer: Renderer, tokenizer: Any) -> Path:
+    """A tiny Qwen3 that knows nothing yet."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -131,24 +137,68 @@ def painter(wall: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     model.save_pretrained(folder)
-    save_renderer(folder, tokenizer, BriefRenderer(Vocabulary(tokenizer)))
+    save_renderer(folder, tokenizer, renderer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def painter(wall: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an agent that knows the trade and paints blue about every second time."""
+    tokenizer = train_tokenizer([*WORDS, " Done.", " no red left"] * 8, COMPACT_TOKENS, size=320)
+    folder = make_blank(tmp_path_factory.mktemp("blank"), BriefRenderer(Vocabulary(tokenizer)), tokenizer)
     settings = {
         "domain": wall,
+        "tasks.families": ["plain"],
+        "sft.faults": 0.5,
+        "sft.count": 8,
+        "sft.epochs": 100.0,
+    }
+    return teach(folder, settings, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def questions() -> TrainConfig:
+    """Three steps on the shop's easiest questions."""
+    tasks = {"levels": (1,), "families": ("question",), "split": "train"}
+    return TrainConfig.model_validate(
+        {"tasks": tasks, "training": {"steps": 3, "tasks_per_step": 2, "group_size": 6, "eval_every": 0}}
+    )
+
+
+@pytest.fixture(scope="session")
+def clerk(questions: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an agent that half remembers how the built-in shop's first questions were answered."""
+    folder = tmp_path_factory.mktemp("clerk")
+    levels, seed = questions.tasks.levels, questions.seed
+    tasks = [task for step in range(3) for task in choose_tasks(shop, questions, step, 0, levels)]
+    user = find_model(questions.user, "user", shop, questions.limits, seed)
+
+    async def hold() -> list[Trajectory]:
+        groups = rollout(shop, tasks, to_teacher(shop, 0.0), user, group_size=6, seed=seed, grade=grade)
+        return [item async for group in groups for item in group.trajectories]
+
+    lessons = folder / "lessons.jsonl"
+    lessons.write_text("".join(item.to_json() + "\n" for item in asyncio.run(hold())), encoding="utf-8")
+    tokenizer, renderer = load_renderer(find_folder("tiny"))
+    blank = make_blank(folder / "blank", renderer, tokenizer)
+    settings = {"domain": "shop", "sft.examples": str(lessons), "sft.epochs": 20.0}
+    return teach(blank, settings, folder)
+
+
+def teach(folder: Path, settings: dict[str, Any], runs: Path) -> Path:
+    settings = {
         "learner.model": str(folder),
         "learner.device": "cpu",
         "learner.cache_gigabytes": 0.1,
-        "tasks.families": ["plain"],
-        "sft.faults": 0.5,
         "sft.only_successes": False,
-        "sft.count": 8,
         "sft.batch": 4,
-        "sft.epochs": 100.0,
         "sft.validation": 0.0,
         "sft.checkpoint_every": 1000,
         "optimizer.learning_rate": 4e-3,
         "optimizer.warmup": 0,
         "optimizer.schedule": "cosine",
-        "run.directory": str(tmp_path_factory.mktemp("runs")),
+        "run.directory": str(runs),
+        **settings,
     }
     config = load_config(SftConfig, None, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
     return asyncio.run(sft(config)) / "model"

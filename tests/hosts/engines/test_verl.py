@@ -49,6 +49,7 @@ from trialogue.score.reward import grade
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.rollout import rollout
 from trialogue.talk.speech import load_renderer
+from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory
 
 pytestmark = pytest.mark.timeout(1200)
@@ -99,6 +100,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "RAY_worker_register_timeout_seconds": "600",
         "RAY_gcs_server_request_timeout_seconds": "600",
         "RAY_health_check_timeout_ms": "600000",
+        "RAY_worker_niceness": "0",
         "RAY_AUTH_MODE": "disabled",
         "PYTHONPATH": paths,
         "OMP_NUM_THREADS": "1",
@@ -282,7 +284,7 @@ def test_one_request_id_for_each_conversation(both: Both) -> None:
 
 
 def test_conversations_are_recorded(both: Both, exported: Exported) -> None:
-    [file] = (exported.folder / "trajectories").glob("step-000000.*.jsonl")
+    [file] = (exported.folder / "trajectories").glob(f"step-000000.*.{os.getpid()}.jsonl")
     recorded = {item.id: item for item in read_trajectories(file)}
     for item in both.trajectories:
         assert [turn.message for turn in recorded[item.id].turns] == [turn.message for turn in item.turns]
@@ -340,6 +342,54 @@ async def test_nothing_outgrows_the_response(exported: Exported, room: int) -> N
 # -- the update ----------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Updated:
+    """An update by verl's engine, and what it was made of."""
+
+    config: TrainConfig
+    groups: list[Group]
+    rows: int
+    figures: dict[str, float]
+
+
+def update_with_verl(both: Both, exported: Exported, folder: Path, loss: dict[str, Any]) -> Updated:
+    config = load_config(
+        TrainConfig, None, [f"loss.{key}={json.dumps(value)}" for key, value in loss.items()], exported.config
+    )
+    export_verl(config, folder / "export")
+    kept = [group for group in both.groups if has_signal(group)]
+    known = {group.task.id for group in kept}
+    places = [number for number, item in enumerate(both.trajectories) if item.task.id in known]
+    both.output[places].save_to_disk(folder / "rows.pkl")
+    (folder / "overrides.json").write_text(json.dumps(read_overrides(folder / "export")))
+    run_python(str(Path(__file__).parent / "verl_update.py"), str(folder))
+    return Updated(config, kept, len(places), json.loads((folder / "result.json").read_text()))
+
+
+def run_python(*words: str) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_checkpoint_of_verl_becomes_a_folder_we_take(
+    both: Both, exported: Exported, tmp_path: Path
+) -> None:
+    """By the command of docs/cluster.md, which writes bfloat16."""
+    update_with_verl(both, exported, tmp_path, {})
+    actor, folder = tmp_path / "actor", tmp_path / "folder"
+    words = ["merge", "--backend", "fsdp", "--local_dir", str(actor), "--target_dir", str(folder)]
+    run_python("-m", "verl.model_merger", *words)
+    expected = load_file(tmp_path / "weights.safetensors")
+    engine = TorchEngine(folder, EngineSettings(device="cpu"))
+    found = engine.model.state_dict()
+    before = load_file(Path(exported.config.learner.model) / "model.safetensors")
+    assert all(found[name].equal(value.bfloat16().float()) for name, value in expected.items())
+    assert any(not before[name].equal(value) for name, value in expected.items() if name in before)
+
+
 @pytest.mark.parametrize(
     ("name", "reduction", "kl"), [("grpo", "token", 0.1), ("dr_grpo", "constant", 0.0), ("grpo", "row", 0.0)]
 )
@@ -355,23 +405,10 @@ def test_verl_updates_as_we_do(
         "clip_low": 0.1,
         "dual_clip": 2.0,
     }
-    config = load_config(
-        TrainConfig, None, [f"loss.{key}={json.dumps(value)}" for key, value in loss.items()], exported.config
-    )
-    export_verl(config, tmp_path / "export")
-    kept = [group for group in both.groups if has_signal(group)]
-    known = {group.task.id for group in kept}
-    places = [number for number, item in enumerate(both.trajectories) if item.task.id in known]
-    both.output[places].save_to_disk(tmp_path / "rows.pkl")
-    (tmp_path / "overrides.json").write_text(json.dumps(read_overrides(tmp_path / "export")))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"}
-    command = [sys.executable, str(Path(__file__).parent / "verl_update.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    theirs = json.loads((tmp_path / "result.json").read_text())
-
-    rows = to_step(kept, config)
-    assert len(rows) == len(places) >= GROUP
+    updated = update_with_verl(both, exported, tmp_path, loss)
+    config, theirs = updated.config, updated.figures
+    rows = to_step(updated.groups, config)
+    assert len(rows) == updated.rows >= GROUP
     rows = [
         Row(
             row.tokens,
@@ -439,6 +476,22 @@ def test_verl_accepts_the_papers_recipe(size: str, tmp_path: Path) -> None:
     dataset = RLHFDataset([str(tmp_path / "train.parquet")], None, found.data)
     assert len(dataset) == 150 * 32
     assert dataset[5]["agent_name"] == "trialogue"
-    from trialogue.task import Task
-
     assert Task.model_validate_json(dataset[5]["extra_info"]["task"]).split == "train"
+
+
+def test_verl_accepts_the_papers_recipe_on_the_papers_tasks(tmp_path: Path) -> None:
+    """By the verb itself, where TAU-bench's data lies beside the repository or in TRIALOGUE_DATA."""
+    data = Path(os.environ.get("TRIALOGUE_DATA") or ROOT.parent / "shared" / "benchmarks")
+    if not (data / "tau-bench-v1").is_dir():
+        pytest.skip(f"no benchmark data: {data} has no tau-bench-v1; set TRIALOGUE_DATA")
+    recipe = str(ROOT / "configs" / "paper-32b.toml")
+    run_python("-m", "trialogue", "export", "verl", recipe, f"data={data}", "--out", str(tmp_path / "out"))
+    found = compose_verl(tmp_path / "out")
+    OmegaConf.resolve(found)
+    assert found.actor_rollout_ref.model.path == "Qwen/Qwen3-32B"
+    assert found.trainer.total_training_steps == 150
+    for name, split, count in (("train", "train", 500), ("dev", "dev", 20)):
+        dataset = RLHFDataset([str(tmp_path / "out" / f"{name}.parquet")], None, found.data)
+        assert len(dataset) == count
+        tasks = [Task.model_validate_json(row["extra_info"]["task"]) for row in dataset]
+        assert {(task.domain, task.split) for task in tasks} == {("tau:retail", split)}

@@ -1,7 +1,8 @@
 # ruff: noqa: E402 - the platform has to be there before verl is imported
 """One update by verl's FSDP2 engine in a process of its own, on a CPU: verl fixes its platform when imported.
 
-verl_update.py FOLDER reads rows.pkl and overrides.json there, writes result.json and gradient.safetensors.
+verl_update.py FOLDER reads rows.pkl and overrides.json there, writes result.json, gradient.safetensors, the
+weights.safetensors after the update, and verl's own checkpoint of them, actor.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Cpu(PlatformBase):
 from hydra import compose, initialize_config_module
 from safetensors.torch import save_file
 from verl import DataProto
+from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
@@ -176,7 +178,7 @@ def main(folder: Path) -> None:
             model_config=model,
             engine_config=engine,
             optimizer_config=optimizer,
-            checkpoint_config=None,
+            checkpoint_config=CheckpointConfig(),
         )
     )
     worker.reset()
@@ -190,6 +192,11 @@ def main(folder: Path) -> None:
     }
     norm = worker.optimizer_step()["grad_norm"]
     save_file(gradient, folder / "gradient.safetensors")
+    weights = {
+        name: value.full_tensor().contiguous() for name, value in worker.engine.module.named_parameters()
+    }
+    save_file(weights, folder / "weights.safetensors")
+    worker.save_checkpoint(str(folder / "actor"))
     metrics = output["metrics"]
     result = {"loss": float(metrics["loss"]), "grad_norm": float(norm)}
     (folder / "result.json").write_text(json.dumps(result))
