@@ -20,7 +20,10 @@ from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.world.mcp import McpDomain
 
 PLACE = os.environ.get("TRIALOGUE_MCP", "")
-pytestmark = pytest.mark.skipif(not PLACE, reason="TRIALOGUE_MCP names no folder with servers")
+pytestmark = [
+    pytest.mark.skipif(not PLACE, reason="TRIALOGUE_MCP names no folder with servers"),
+    pytest.mark.timeout(600),
+]
 ROOT = Path(PLACE).resolve()
 node = pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
 
@@ -29,7 +32,11 @@ def make(
     folder: Path, command: list[str], check: dict[str, Any], files: str = "", **environment: str
 ) -> McpDomain:
     folder.mkdir(exist_ok=True)
-    lines = [f"command = {json.dumps(command)}", *([f"files = '{files}'"] if files else [])]
+    lines = [
+        "start_seconds = 200",
+        f"command = {json.dumps(command)}",
+        *([f"files = '{files}'"] if files else []),
+    ]
     lines.append(
         "environment = {" + ", ".join(f"{name} = '{value}'" for name, value in environment.items()) + "}"
     )
@@ -50,7 +57,7 @@ async def hold(domain: McpDomain, *lines: str | Reply, trials: int = 2) -> list[
         lambda task, seed: ScriptedModel(lines),
         lambda task, seed: ScriptedModel(["Hello.", "Thank you. ###STOP###"]),
         group_size=trials,
-        limits=Limits(seconds=100),
+        limits=Limits(seconds=400),
         redraws=0,
         grade=grade,
     )
