@@ -31,6 +31,13 @@ async def converse_all(engine, converse, params, *, prompts, turns=3, named=True
     )
 
 
+@pytest.fixture(params=[0, 128], ids=["apart", "copied"])
+def short(request, monkeypatch):
+    """Shared prefixes are attended to apart, or copied into every slot."""
+    monkeypatch.setattr("trialogue.engine.sampler.SHORT", request.param)
+
+
+@pytest.mark.usefixtures("short")
 async def test_logprobs_equal_a_plain_forward_for_every_token(kind, make_model, open_engine, converse):
     model = make_model(kind)
     engine = open_engine(copy.deepcopy(model), prefill_chunk=48)
@@ -68,6 +75,7 @@ async def test_caches_and_prefixes_change_no_greedy_token(kind, make_model, open
     assert computed[True, True] == distinct - len(prompts)
 
 
+@pytest.mark.usefixtures("short")
 async def test_a_prefix_shared_later_is_taken_from_the_first(kind, make_model, open_engine, converse):
     trunk = make_prompt(3, 60)
     params = SamplingParams(max_tokens=6, temperature=0.0)
@@ -102,6 +110,7 @@ async def test_a_small_budget_evicts_and_computes_again(kind, make_model, open_e
     assert held * tight.sampler.token_bytes <= 2 * needed
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_coming_and_going_gives_what_plain_computation_gives(seed, make_model, open_engine):
     """Conversations that start late, end early, rewrite their history and crowd each other out."""
@@ -241,6 +250,22 @@ def test_draws_follow_the_distribution():
     assert set(tokens[1::2].tolist()) == {0, 1}
     assert abs((tokens[1::2] == 0).double().mean().item() - 1 / (1 + torch.e**-1)) < 0.02
     assert torch.allclose(logprobs, expected.log()[tokens])
+
+
+def test_draws_from_a_large_vocabulary_follow_the_distribution():
+    weights = torch.rand(200, generator=torch.Generator().manual_seed(0))
+    weights[64:128] = 0  # a whole block that is never reached
+    weights[::7] = 0
+    noise = uniform_noise(torch.full((100_000,), 5), torch.arange(100_000))
+    ones = torch.ones(len(noise))
+    tokens, logprobs = draw_tokens(weights.log().repeat(len(noise), 1), ones, ones, noise)
+    shares = tokens.bincount(minlength=200) / len(noise)
+    assert not shares[weights == 0].any()
+    assert torch.allclose(shares, weights / weights.sum(), atol=1.5e-3)
+    assert torch.allclose(logprobs, (weights / weights.sum()).log()[tokens], atol=1e-5)
+    edges = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    tokens, _ = draw_tokens(weights.log().repeat(2, 1), ones[:2], ones[:2], edges)
+    assert tokens.tolist() == [int(weights.nonzero()[0, 0]), int(weights.nonzero()[-1, 0])]
 
 
 def test_noise_is_uniform_and_differs_by_seed_and_position():

@@ -55,7 +55,16 @@ class Slab:
         """Make a slot ready for tokens that follow `prefix`."""
         for layer, inputs in self.inputs.items():
             margin = inputs.shape[1] - self.capacity
-            inputs[slot, :margin] = 0 if prefix is None else prefix.tails[layer]
+            inputs[slot, :margin] = 0 if prefix is None else prefix.inputs[layer][-margin:]
+
+    def take_in(self, slot: int, prefix: Prefix) -> None:
+        """Begin a slot with a copy of `prefix`."""
+        count = len(prefix.tokens)
+        for store, held in ((self.keys, prefix.keys), (self.values, prefix.values)):
+            for layer, tensor in store.items():
+                tensor[slot, :, :count] = held[layer]
+        for layer, tensor in self.inputs.items():
+            tensor[slot, : tensor.shape[1] - self.capacity + count] = prefix.inputs[layer]
 
     def shift(self, slot: int, start: int, length: int) -> None:
         """Drop the first `start` of `length` tokens of a slot: from now on they are in a shared prefix."""
@@ -74,7 +83,7 @@ class Slab:
             {layer: tensor[slot, :, :count].clone() for layer, tensor in self.keys.items()},
             {layer: tensor[slot, :, :count].clone() for layer, tensor in self.values.items()},
             {
-                layer: tensor[slot, count : count + tensor.shape[1] - self.capacity].clone()
+                layer: tensor[slot, : tensor.shape[1] - self.capacity + count].clone()
                 for layer, tensor in self.inputs.items()
             },
         )
@@ -93,7 +102,7 @@ class Prefix:
     tokens: list[int]
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
-    tails: dict[int, Tensor]  # last inputs of each convolution
+    inputs: dict[int, Tensor]  # of each convolution, with what lies before the first token
     used: int = 0  # step of last use
 
 

@@ -12,6 +12,8 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_ONE = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_TWO = 0x94D049BB133111EB - (1 << 64)
 
+BLOCK = 64  # tokens summed up before one of them is looked for
+
 
 def _mix(state: Tensor) -> Tensor:
     state = (state ^ (state >> 30 & (1 << 34) - 1)) * _MIX_ONE
@@ -35,25 +37,47 @@ def draw_tokens(logits: Tensor, temperatures: Tensor, top_p: Tensor, noise: Tens
     logits = logits.float()
     if bool((temperatures != 1).any()):
         logits = logits / torch.where(greedy, 1.0, temperatures)[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
+    top = logits.amax(-1, keepdim=True)
+    weights = (logits - top).exp_()
     if any_greedy and bool(greedy.all()):
         tokens = logits.argmax(-1)
     else:
-        probabilities = logprobs.exp()
-        tokens = _invert(probabilities, noise)
+        tokens = _invert(weights, noise)
         cut = (top_p < 1) & ~greedy
         if bool(cut.any()):
+            probabilities = weights / weights.sum(-1, keepdim=True)
             tokens = torch.where(cut, _invert_nucleus(probabilities, top_p, noise), tokens)
         if any_greedy:
             tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    drawn = logits.gather(1, tokens[:, None]) - top - weights.sum(-1, keepdim=True).log_()
+    return tokens, drawn[:, 0]
 
 
-def _invert(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution; a token of probability zero is never reached."""
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    wanted = noise[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp_(max=probabilities.shape[1] - 1)
+def _invert(weights: Tensor, noise: Tensor) -> Tensor:
+    """Inverse of the cumulative distribution, first by blocks and then within one: a running sum over the
+    whole vocabulary costs more than the rest of drawing. A token of weight zero is never reached."""
+    count = weights.shape[1]
+    whole = count // BLOCK * BLOCK
+    sums = weights[:, :whole].unflatten(1, (whole // BLOCK, BLOCK)).sum(-1)
+    if whole < count:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], 1)
+    block, share = _find(sums, noise[:, None])
+    places = block * BLOCK + torch.arange(BLOCK, device=weights.device)
+    inside = weights.gather(1, places.clamp(max=count - 1)).masked_fill_(places >= count, 0)
+    place, _ = _find(inside, share)
+    return (block * BLOCK + place)[:, 0].clamp_(max=count - 1)
+
+
+def _find(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Which weight each noise in [0, 1) falls on, and how far into it."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    wanted = noise * total
+    # Rounding may not lead past the last weight that counts; what is not a number has no place at all.
+    last = torch.searchsorted(cumulative, total).clamp_(max=weights.shape[1] - 1)
+    found = torch.searchsorted(cumulative, wanted, right=True).minimum(last)
+    chosen = weights.gather(1, found).double()
+    return found, ((wanted - cumulative.gather(1, found)) / chosen + 1).clamp_(0, 1)
 
 
 def _invert_nucleus(probabilities: Tensor, top_p: Tensor, noise: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from trialogue.engine.draw import draw_tokens, uniform_noise
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
 
+SHORT = 128  # tokens
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -158,9 +160,11 @@ class Sampler:
         self.waiting = blocked
         # Those that hold a slot go first, so that whoever finds no room has somebody to wait for.
         ready.sort(key=lambda request: request.cache is None or request.cache.slot < 0)
+        new = [request for request in ready if request.cache is not None and request.cache.slot < 0]
+        room = not new or self._reserve(len(new), max(map(self._needed, new)))
         for number, request in enumerate(ready):
             assert request.cache is not None
-            if request.cache.slot < 0 and not self._take_slot(request):
+            if request.cache.slot < 0 and not (room or self._reserve(1, self._needed(request))):
                 if not self.active:
                     request.error = self._too_small(request)
                     self._finish(request)
@@ -170,6 +174,8 @@ class Sampler:
                     self._put_back(later)
                 self.waiting = ready[number:] + self.waiting
                 break
+            if request.cache.slot < 0:
+                self._take_slot(request)
             self.active.append(request)
         return ended
 
@@ -185,6 +191,7 @@ class Sampler:
         """Give requests that start from nothing the best prefix known, or make one they share."""
         for request in fresh:
             self._join(request, self.prefixes)
+        short: list[Prefix] = []
         while True:
             # Conversations computed before anybody shared with them take part: theirs need not be redone.
             alone = [
@@ -194,24 +201,30 @@ class Sampler:
             ]
             entries = [(request.sequence[:-1], self._prefix_length(request)) for request in fresh]
             entries += [(cached.tokens, -1) for cached in alone]
-            found = best_shared_prefix(entries, self.shortest_prefix)
-            if found is None:
-                return
-            tokens = list(found)
-            if not self._reserve(0, 0, len(tokens)):
-                return
+            tokens = best_shared_prefix(entries, self.shortest_prefix)
+            if tokens is None or not self._reserve(0, 0, len(tokens)):
+                break
             # Making room may have evicted some of those found.
             holders = [
                 cached for cached in alone if cached.slot >= 0 and cached.tokens[: len(tokens)] == tokens
             ]
-            prefix = self._make_prefix(tokens, holders)
+            prefix = self.slab.to_prefix(holders[0].slot, tokens) if holders else Prefix(tokens, {}, {}, {})
+            if not holders and self._is_short(prefix):
+                short.append(prefix)
+            elif not holders:
+                self._compute_prefixes([prefix])
             prefix.used = self.clock
             self.prefixes.append(prefix)
-            for cached in holders:
+            for cached in () if self._is_short(prefix) else holders:
                 self.slab.shift(cached.slot, len(tokens), len(cached.tokens))
                 cached.prefix = prefix
             for request in fresh:
                 self._join(request, [prefix])
+        self._compute_prefixes(short)
+
+    def _is_short(self, prefix: Prefix) -> bool:
+        """A short prefix is computed once and then copied: to attend to it apart costs more than it saves."""
+        return len(prefix.tokens) < SHORT
 
     def _prefix_length(self, request: Request) -> int:
         return len(request.cache.tokens) if request.cache else 0
@@ -228,14 +241,28 @@ class Sampler:
                 cached.prefix, cached.tokens = prefix, list(prefix.tokens)
                 prefix.used = self.clock
 
-    def _make_prefix(self, tokens: list[int], holders: Sequence[Cached]) -> Prefix:
-        if holders:
-            return self.slab.to_prefix(holders[0].slot, tokens)
-        slab = Slab(self.wiring.shapes, 1, len(tokens), self.device)
-        for start in range(0, len(tokens), self.prefill_chunk):
-            chunk = tokens[start : start + self.prefill_chunk]
-            self._compute(slab, [Piece(0, start, len(chunk), None)], chunk, range(start, start + len(chunk)))
-        return slab.to_prefix(0, tokens)
+    def _compute_prefixes(self, prefixes: Sequence[Prefix]) -> None:
+        """Fill in keys and values, as many tokens at once as a step takes."""
+        longest = max((len(prefix.tokens) for prefix in prefixes), default=0)
+        slab = Slab(self.wiring.shapes, len(prefixes), longest, self.device)
+        pieces: list[Piece] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        for slot, prefix in enumerate(prefixes):
+            start = 0
+            while start < len(prefix.tokens):
+                chunk = prefix.tokens[start : start + self.prefill_chunk - len(tokens)]
+                pieces.append(Piece(slot, start, len(chunk), None))
+                tokens += chunk
+                positions += range(start, start + len(chunk))
+                start += len(chunk)
+                ended = slot + 1 == len(prefixes) and start == len(prefix.tokens)
+                if ended or len(tokens) == self.prefill_chunk:
+                    self._compute(slab, pieces, tokens, positions)
+                    pieces, tokens, positions = [], [], []
+        for slot, prefix in enumerate(prefixes):
+            made = slab.to_prefix(slot, prefix.tokens)
+            prefix.keys, prefix.values, prefix.inputs = made.keys, made.values, made.inputs
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -291,14 +318,21 @@ class Sampler:
             cached.slot = slot
         self.free = list(range(len(holding), slots))
 
-    def _take_slot(self, request: Request) -> bool:
+    def _needed(self, request: Request) -> int:
+        """Places in a slot for all that is known of a request."""
+        prefix = request.cache.prefix if request.cache is not None else None
+        shared = 0 if prefix is None or self._is_short(prefix) else len(prefix.tokens)
+        return len(request.sequence) - shared
+
+    def _take_slot(self, request: Request) -> None:
         cached = request.cache
         assert cached is not None
-        if not self._reserve(1, len(request.sequence) - len(cached.tokens)):
-            return False
         cached.slot = heapq.heappop(self.free)
-        self.slab.begin(cached.slot, cached.prefix)
-        return True
+        if cached.prefix is not None and self._is_short(cached.prefix):
+            self.slab.take_in(cached.slot, cached.prefix)
+            cached.prefix = None
+        else:
+            self.slab.begin(cached.slot, cached.prefix)
 
     def _release(self, cached: Cached) -> None:
         if cached.slot >= 0:
