@@ -21,7 +21,7 @@ RARE = 0.025
 """A word in fewer conversations than this is a name or a number, and is written in pairs of letters."""
 
 
-def train_tokenizer(documents: Sequence[str], controls: Sequence[str], *, size: int = 2560) -> Any:
+def train_tokenizer(documents: Sequence[str], controls: Sequence[str], *, size: int = 4096) -> Any:
     """A byte-level BPE tokenizer in which a common word is one token and anything else pairs of letters.
 
     So every name falls into the same few pieces, whether it was ever seen or not, and its first piece starts

@@ -19,7 +19,7 @@ from time import monotonic
 from trialogue.config import Limits, Speaker
 from trialogue.engine.api import EngineSettings, OptimParams
 from trialogue.learn.grpo import CrossEntropy
-from trialogue.learn.school import PIECES, WORDS, School
+from trialogue.learn.school import PAIRS, WORDS, School
 from trialogue.talk.brief import BriefRenderer, to_brief_call, to_brief_result
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
@@ -45,7 +45,7 @@ async def make_base(
 
     domain = find_domain("shop")
     documents = [to_document(item) for item in await converse_often(domain, 3000, seed)]
-    words = "".join(f" {word} {word.capitalize()}" for word in [*WORDS, *PIECES]) + "-".join(("", *PIECES))
+    words = "".join(f" {word} {word.capitalize()}" for word in [*WORDS, *PAIRS]) + "-".join(("", *PAIRS))
     if start is None:
         tokenizer = train_tokenizer([*documents, *[words] * (len(documents) // 10)], COMPACT_TOKENS)
         model = make_model(len(tokenizer), seed=seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
+from string import ascii_lowercase
 
 from trialogue.engine.api import Row
 from trialogue.talk.brief import BriefRenderer
@@ -42,13 +43,10 @@ WORDS = tuple(
 )
 """Words that fill the lessons; the tokenizer is given them too, so that no common word is strange later."""
 
-PIECES = tuple(
-    pair
-    for consonant in "bcdfghjklmnprstvwyz"
-    for vowel in "aeiou"
-    for pair in (consonant + vowel, vowel + consonant)
-)
-"""Pairs of letters, of which names that mean nothing are made."""
+PAIRS = tuple(first + second for first in ascii_lowercase for second in ascii_lowercase)
+"""All pairs of letters, of which names that mean nothing are made; the tokenizer has a token for each."""
+SPOKEN = tuple(pair for pair in PAIRS if sum(letter in "aeiou" for letter in pair) == 1)
+"""Those that can be spoken."""
 LETTERS = "ABCDEFGHIJKLMNOPRSTVWZ"
 
 
@@ -76,13 +74,15 @@ class Values:
         """By the name of the key under which they are told; a lesson may use any other key too."""
 
     def stem(self) -> str:
-        """A word that means nothing, one or two syllables or a syllable with some word's end."""
+        """A word that means nothing: any letters, or one or two syllables, maybe with some word's end."""
+        if self.random.random() < 0.3:
+            return "".join(self.random.choices(ascii_lowercase, k=self.random.randint(2, 8)))
         syllables = [self.syllable() for _ in range(self.random.randint(1, 2))]
         return "".join(syllables) + (self.random.choice(self.ends) if self.random.random() < 0.3 else "")
 
     def syllable(self) -> str:
         """Two letters or three; where two syllables meet, any pair of letters may stand."""
-        return self.random.choice(PIECES) + self.random.choice(("", "", "", *"nrslkdtvmpgbxw"))
+        return self.random.choice(SPOKEN) + self.random.choice(("", "", "", *"nrslkdtvmpgbxw"))
 
     def word(self) -> str:
         return self.random.choice(self.words)

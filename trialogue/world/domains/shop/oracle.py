@@ -38,7 +38,7 @@ RULES: dict[str, str] = {
     "cancel": r"\bcancel",
     "change_items": r"\breplac|\bswap",
     "change_address": r"\b(?:chang|new|another|different)\w*\b.*\baddress|\baddress\b.*\bchang",
-    "change_payment": r"\b(?:chang|new|another|different)\w*\b.*\bpay",
+    "change_payment": r"\b(?:chang|new|another|different)\w*\b.*\bpay|\bpay\w*\b.*\bchang",
     "status": r"\bstatus",
     "total": r"\btotal",
     "price": r"\bprice",

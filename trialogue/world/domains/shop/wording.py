@@ -52,38 +52,77 @@ FORM = {
 
 
 @cache
-def read_wording() -> dict[str, dict[str, dict[str, list[str]]]]:
-    """All phrasings: split, part, key."""
+def read_wording() -> dict[str, dict[str, Any]]:
+    """Everything in the file: part, key."""
     return tomllib.loads((Path(__file__).parent / "wording.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def list_texts(split: str, part: str, key: str) -> tuple[str, ...]:
+    """What this split has of a list: of every eight texts the fourth is for dev, the eighth for test; where
+    there are fewer than eight, the last but one and the last."""
+    texts = read_wording()[part].get(key, ())
+    owners = ["test" if place % 8 == 7 else "dev" if place % 8 == 3 else "train" for place in range(len(texts))]
+    if 0 < len(texts) < 8:
+        owners = ["train"] * (len(texts) - 2) + ["dev", "test"]
+    return tuple(text for text, owner in zip(texts, owners, strict=True) if owner == split)
 
 
 class Wording:
     """The words of one customer: of a split and a persona, drawn from a task's random numbers."""
 
     def __init__(self, split: str, persona: str, random: Random) -> None:
-        self.texts = read_wording()[split]
+        self.split = split
         self.persona = persona
         self.random = random
 
     def phrases(self) -> dict[str, list[str]]:
         """The phrases of an agenda."""
-        parts = {**self.texts["phrases"], **self.texts[self.persona]}
-        return {act: self._few(texts) for act, texts in parts.items()}
+        phrases = {act: self._few(self._list("phrases", act)) for act in read_wording()["phrases"]}
+        leads = self._list(self.persona, "lead")
+        return {
+            **phrases,
+            "opening": self._few(self._list(self.persona, "opening")),
+            "lead": ["", *([self.random.choice(leads)] if leads else [])],
+        }
 
     def wish(self, kind: str, **values: str) -> list[str]:
         """Ways to put a wish."""
-        texts = [text.format(**values) for text in self._few(self.texts["wishes"][kind])]
+        wording = read_wording()
+        texts = self._list("wishes", kind)
+        if kind in wording["do"]:
+            values["do"] = wording["do"][kind].format(**values)
+            texts = [*texts, *self._list("wishes", "request")]
+        elif kind in wording["topic"]:
+            values["topic"] = wording["topic"][kind].format(**values)
+            values["thing"] = values["order"] if "order" in values else f"the {values['product']}"
+            values["field"] = kind.replace("_", " ")
+            texts = self._list("wishes", "question")
+        texts = [text.format(**values) for text in self._few(texts)]
         return [text[0].upper() + text[1:] for text in texts]
 
     def fact(self, name: str, value: str | None) -> dict[str, Any]:
         """A fact of an agenda; without a value the customer does not remember it."""
         fact: dict[str, Any] = {"value": value, "asked": ASKED[name]}
         if value is not None:
-            texts = self.texts["facts"].get(value if name == "reason" else name)
-            fact["says"] = self._few(texts or [])
+            fact["says"] = self._reasons(value) if name == "reason" else self._facts(name)
             if name in FORM:
                 fact["form"] = FORM[name]
         return fact
+
+    def _facts(self, name: str) -> list[str]:
+        texts = self._few([*self._list("facts", name), *self._list("facts", "any")])
+        shown = "the {value}" if name in ("item", "new_item") else "{value}"
+        texts = [text.replace("{value}", shown) for text in texts]
+        return [text[0].upper() + text[1:] for text in texts]
+
+    def _reasons(self, reason: str) -> list[str]:
+        frames, clauses = self._few(self._list("reasons", "frames")), self._few(self._list("reasons", reason))
+        texts = [frame.format(clause=clause) for frame, clause in zip(frames, clauses, strict=True)]
+        return [text[0].upper() + text[1:] for text in texts]
+
+    def _list(self, part: str, key: str) -> tuple[str, ...]:
+        return list_texts(self.split, part, key)
 
     def _few(self, texts: Sequence[str]) -> list[str]:
         """Two of the texts: a task carries its words with it and should stay small."""
