@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -114,8 +115,14 @@ def _marks(tasks: Iterable[Task]) -> Iterable[str]:
                         yield f"{field} {record[field]}"
                 for item in record.get("items", ()):
                     yield f"product {item['name']}"
-        for wish in task.meta.get("agenda", {}).get("wishes", ()):
+        agenda = task.meta.get("agenda", {})
+        yield from filter(None, chain.from_iterable(agenda.get("phrases", {}).values()))
+        facts = [agenda.get("facts", {})]
+        for wish in agenda.get("wishes", ()):
             yield from wish["says"]
+            facts.append(wish["facts"])
+        for fact in chain.from_iterable(known.values() for known in facts):
+            yield from fact.get("says", ())
 
 
 def draw_curve(run: Path, summary: dict[str, Any], target: Path) -> None:
