@@ -17,7 +17,7 @@ setup: $(STAMP) ## make .venv, or refresh it when pyproject.toml or constraints.
 demo: $(STAMP) ## train an agent for the built-in shop on this CPU and evaluate it before and after
 	$(BIN)/trialogue demo
 
-base: $(STAMP) ## make the tiny base model anew (20 minutes)
+base: $(STAMP) ## make the tiny base model anew (36 minutes)
 	$(BIN)/python -m trialogue.learn.pretrain trialogue/engine/weights/tiny
 
 test: $(STAMP) ## run the tests; ARGS="-k talk -n 2" goes to pytest

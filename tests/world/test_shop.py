@@ -19,6 +19,7 @@ from trialogue.world.domains.shop.database import Reason, Topic
 from trialogue.world.domains.shop.generate import FAMILIES, LEVELS
 from trialogue.world.domains.shop.naive import make_says_done, make_transfers_all
 from trialogue.world.domains.shop.oracle import make_oracle
+from trialogue.world.domains.shop.wording import list_texts, read_wording
 
 
 async def hold(tasks: list[Task], agent: Any, trials: int = 1, seed: int = 0) -> list[Trajectory]:
@@ -245,6 +246,16 @@ def test_splits_share_no_people_products_numbers_or_words():
 
 
 # -- agents -------------------------------------------------------------------------------------------------
+
+
+def test_every_list_of_words_has_something_for_each_split_and_nothing_for_two():
+    for part, lists in read_wording().items():
+        for key, texts in lists.items():
+            if isinstance(texts, str) or not texts:  # one way to put it, or nothing to be said
+                continue
+            shares = [list_texts(split, part, key) for split in ("train", "dev", "test")]
+            assert all(shares), f"{part}.{key}"
+            assert sum(map(len, shares)) == len(texts) == len(set(texts)), f"{part}.{key}"
 
 
 async def test_the_oracle_solves_everything_in_time():

@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Makes the tiny base that comes with the package: a tokenizer, random weights, then lessons in copying.
 
-    python -m trialogue.learn.pretrain OUT [--minutes 20] [--start BASE]
+    python -m trialogue.learn.pretrain OUT [--minutes 36] [--start BASE]
 
 The tokenizer sees conversations of the shop's train split, so that it knows the words; the weights see only
 lessons, so the base knows the format and how to copy, and nothing about any task.
@@ -35,7 +35,7 @@ MASTERED = 0.5
 
 
 async def make_base(
-    out: Path, *, start: Path | None = None, minutes: float = 20.0, seed: int = 0, batch: int = 64
+    out: Path, *, start: Path | None = None, minutes: float = 36.0, seed: int = 0, batch: int = 64
 ) -> None:
     """Make a base and write it to a folder; with `start` one that is there already learns more."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -103,7 +103,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
     parser.add_argument("--start", type=Path, help="a base that learns more, instead of a new one")
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=36.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     asyncio.run(make_base(given.out, start=given.start, minutes=given.minutes, seed=given.seed))

@@ -62,7 +62,9 @@ def list_texts(split: str, part: str, key: str) -> tuple[str, ...]:
     """What this split has of a list: of every eight texts the fourth is for dev, the eighth for test; where
     there are fewer than eight, the last but one and the last."""
     texts = read_wording()[part].get(key, ())
-    owners = ["test" if place % 8 == 7 else "dev" if place % 8 == 3 else "train" for place in range(len(texts))]
+    owners = [
+        "test" if place % 8 == 7 else "dev" if place % 8 == 3 else "train" for place in range(len(texts))
+    ]
     if 0 < len(texts) < 8:
         owners = ["train"] * (len(texts) - 2) + ["dev", "test"]
     return tuple(text for text, owner in zip(texts, owners, strict=True) if owner == split)
