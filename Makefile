@@ -6,8 +6,8 @@ BIN    := .venv/bin
 STAMP  := .venv/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base fuzz speed test test-bfcl test-kill test-load test-mcp test-shards test-smollm2 test-tinker \
-        test-track test-trl test-users test-verl test-view test-vllm pictures check clean
+.PHONY: help setup demo base fuzz speed test test-bfcl test-endpoint test-kill test-load test-mcp test-shards test-smollm2 \
+        test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,9 +83,11 @@ test-view: .venv-view/.stamp .venv-view/runs/.stamp ## look at runs in Chromium:
 pictures: ## take the pictures of the documents anew, of the runs of test-view or of others: RUNS=…
 	$(MAKE) test-view PICTURES=docs/images TESTS=tests/hosts/view/test_pictures.py
 
-test-users: .venv-users/.stamp ## let a real small model play the user behind a real server; large tests of endpoints
+test-endpoint: $(STAMP) ## hold 300 conversations with an endpoint that fails, 256 with users who take their time
+	$(BIN)/pytest tests/talk/test_endpoint.py -m slow $(ARGS)
+
+test-users: .venv-users/.stamp ## let a real small model play the user behind a real server
 	.venv-users/bin/python -m pytest tests/hosts/test_real_user.py $(ARGS)
-	.venv-users/bin/python -m pytest tests/talk/test_endpoint.py -m slow $(ARGS)
 
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .

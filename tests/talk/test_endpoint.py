@@ -122,6 +122,7 @@ def watch_loop() -> Generator[dict[str, float]]:
 async def measure(count: int, limit: int) -> tuple[float, float, dict[str, float]]:
     """Wall-clock seconds, those the longest conversation waited for its user, and what kept the loop."""
     tasks = SHOP.tasks("test", count, 0, levels=(1,))
+    await hold(tasks[:1], same_user)  # what is done once in a process
     with endpoint.run_endpoint(count=count, latency=0.2) as server:
         user = make_user(server, concurrency=limit)
         began = time.monotonic()

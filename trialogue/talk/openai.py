@@ -293,9 +293,11 @@ class OpenAIModel:
                 f"{self.side}.base_url holds a password, which would be written to the run directory; "
                 f"put the key into {self.settings.api_key_env}"
             )
-        return openai.AsyncOpenAI(
+        client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=address, timeout=self.settings.timeout, max_retries=0
         )
+        assert client.chat.completions  # imports what it needs now, not while conversations wait
+        return client
 
     @property
     def _who(self) -> str:

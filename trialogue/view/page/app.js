@@ -10,9 +10,12 @@ import { ConversationScreen } from "./conversation.js";
 const KEYS = [
   ["j k", "next, previous: run, conversation"], ["Enter", "open what is marked"], ["h l", "previous, next sibling of the task"], ["t", "tokens: what was learned from"], ["c", "compare with a sibling"], ["/", "search"], ["u", "up"], ["?", "this help"],
 ];
+const MOVES = new Set(["j", "k", "h", "l", "t", "c", "u"]);
 const place = document.getElementById("main");
 const live = document.getElementById("live");
 let screen = null;
+let opened = false;
+let waiting = [];
 let busy = false;
 
 async function open() {
@@ -20,6 +23,7 @@ async function open() {
   const before = screen;
   screen = address.id ? new ConversationScreen(place, address) : address.screen === "run" && address.run ? new RunScreen(place, address) : new RunsScreen(place);
   const own = screen;
+  opened = false;
   document.title = `${screen.title()} · trialogue`;
   drawCrumbs();
   try {
@@ -29,6 +33,13 @@ async function open() {
     if (own === screen) fill(place, h("div", { class: "wide" }, h("h1", {}, "Not found"), h("p", {}, plain(error.message)), h("p", {}, h("a", { href: "#/" }, "All runs"))));
   }
   document.body.dataset.ready = String(Date.now());
+  if (own === screen) { opened = true; pressWaiting(); }
+}
+
+/** Keys that were pressed while a screen was opening: each acts on the screen it was meant for. */
+function pressWaiting() {
+  const here = location.hash;
+  while (waiting.length && location.hash === here) screen.key(waiting.shift());
 }
 
 function drawCrumbs() {
@@ -66,6 +77,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter" && event.target.closest?.("a, button, summary")) return;
   if (event.key === "?") help.showModal();
+  else if (!opened && MOVES.has(event.key)) waiting.push(event.key);
   else if (!screen?.key(event.key)) return;
   event.preventDefault();
 });
