@@ -76,26 +76,6 @@ def sample_generate(
     return lambda: converse(shared, talks, turns, reply)
 
 
-def sample_continuous(
-    folder: str, prompt: int, talks: int, turns: int, new: int
-) -> Callable[[], dict[str, Any]]:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
-    _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa_paged"
-    )
-    config = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
-
-    def reply(rows: list[list[int]]) -> list[list[int]]:
-        found = model.generate_batch(inputs=rows, generation_config=config, progress_bar=False)
-        said = {name: list(item.generated_tokens) for name, item in found.items()}
-        return [said[name] for name in sorted(said, key=lambda name: int(name.rsplit("_", 1)[-1]))]
-
-    return lambda: converse(shared, talks, turns, reply)
-
-
 def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> Callable[[], dict[str, Any]]:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
@@ -119,7 +99,6 @@ def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
 PARTS = {
     "ours": sample_ours,
     "transformers generate": sample_generate,
-    "transformers continuous batching": sample_continuous,
     "vLLM": sample_vllm,
 }
 
@@ -132,10 +111,7 @@ def measure(options: Options) -> list[Figure]:
     figures: list[Figure] = []
     for prompt in prompts:
         settings = {"folder": options.model, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
-        peers: list[tuple[str, str | None, int]] = [
-            ("transformers generate", None, 1),
-            ("transformers continuous batching", None, 1),
-        ]
+        peers: list[tuple[str, str | None, int]] = [("transformers generate", None, 1)]
         if options.vllm is not None:
             peers.append(("vLLM", options.vllm, options.repetitions))
         else:
