@@ -41,6 +41,13 @@ class Usage(Frozen):
     completion: int = 0
     cached: int = 0
     calls: int = 1
+    last: int | None = None
+    """Tokens of the last call alone, where there were several: the one whose answer was used."""
+
+    @property
+    def length(self) -> int:
+        """How long the conversation was when the reply was given, whatever had been billed in vain before."""
+        return self.prompt + self.completion if self.last is None else self.last
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -48,6 +55,7 @@ class Usage(Frozen):
             completion=self.completion + other.completion,
             cached=self.cached + other.cached,
             calls=self.calls + other.calls,
+            last=other.length,
         )
 
 

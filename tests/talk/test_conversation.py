@@ -205,6 +205,15 @@ async def test_a_reply_cut_off_or_a_context_outgrown_is_too_long() -> None:
     assert trajectory.end == "too_long"
     trajectory, _, _ = await hold([long], ["Hm.", STOP], Limits(context_tokens=101))
     assert trajectory.end == "user_stop"
+    in_vain, used = Usage(prompt=60), Usage(prompt=60, completion=30)
+    again = Reply("Yes.", usage=in_vain + used)  # 150 billed, 90 in view
+    trajectory, _, _ = await hold([again], ["Hm.", STOP], Limits(context_tokens=90))
+    assert trajectory.end == "user_stop"
+    trajectory, _, _ = await hold([again], ["Hm.", STOP], Limits(context_tokens=89))
+    assert trajectory.end == "too_long"
+    short = Reply("Yes.", usage=Usage(prompt=60, completion=90) + Usage(prompt=60, completion=30))
+    trajectory, _, _ = await hold([short], ["Hm.", STOP], Limits(context_tokens=100))
+    assert trajectory.end == "user_stop"
     trajectory, _, _ = await hold(["Yes."], [Reply("H", finish="length"), STOP])
     assert trajectory.end == "user_stop"
 

@@ -139,8 +139,7 @@ def is_too_long(turn: Turn, limits: Limits) -> bool:
     """Whether the agent ran out of room: its reply was cut off, or the whole has grown beyond the limit."""
     if turn.finish == "length":
         return True
-    used = turn.usage  # of several calls where answers could not be used; each had the same prompt
-    return used is not None and used.prompt + used.completion > limits.context_tokens * used.calls
+    return turn.usage is not None and turn.usage.length > limits.context_tokens
 
 
 _QUOTES = tuple("\"'`\u2018\u201c\u201e\u00ab<([{")
