@@ -35,7 +35,7 @@ from trialogue.config import Limits
 from trialogue.talk.model import Model
 from trialogue.talk.replay import Recorder, Replay
 from trialogue.talk.scripted import ScriptedModel, call
-from trialogue.trajectory import Tokens, Usage
+from trialogue.trajectory import Finding, Tokens, Usage
 from trialogue.world.domain import STOP, Environment, from_list
 
 
@@ -194,6 +194,11 @@ async def judge_for_ever(task: Task, trajectory: Trajectory, environment: Enviro
     return Reward(value=1.0)
 
 
+async def cancel_the_audit(trajectory: Trajectory) -> Sequence[Finding]:
+    assert trajectory.value == 1.0
+    raise asyncio.CancelledError
+
+
 def cannot_be_made(task: Task, seed: int) -> Model:
     raise ModelError("no such model")
 
@@ -220,6 +225,7 @@ BROKEN = Task(id="broken", domain="count", instructions="", setup=Setup(data={"n
         ({"agent": says(call("cheat"))}, "tool", "DomainError: tool 'cheat' changed the database"),
         ({"grade": refuse_to_grade}, "judge", "GradeError: no verdict"),
         ({"grade": judge_for_ever, "limits": Limits(seconds=0.05)}, "judge", "took longer than 0.05 s"),
+        ({"audit": cancel_the_audit}, "infrastructure", "was cancelled"),
         ({"agent": cannot_be_made}, "agent", "no such model"),
         (
             {"user": lambda task, seed: Acts(hang), "limits": Limits(seconds=0.05)},
@@ -245,6 +251,19 @@ async def test_a_failure_is_labelled_held_anew_and_never_scored(
     assert len({trajectory.seed for trajectory in group.failed}) == 3
     with pytest.raises(ValueError, match="has no reward"):
         _ = group.failed[0].value
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("stuck"), asyncio.CancelledError()])
+async def test_an_environment_that_cannot_be_closed_spoils_nothing(
+    fault: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close(self: Environment) -> None:
+        raise fault
+
+    monkeypatch.setattr(Environment, "close", close)
+    groups = await collect(seeded_text)
+    assert [[item.value for item in group.trajectories] for group in groups] == [[1.0]] * 6
+    assert sum("t3/0: " in line and "clos" in line for line in caplog.messages) == 1
 
 
 async def test_a_wrong_set_up_is_told_at_once() -> None:

@@ -26,7 +26,7 @@ from trialogue.errors import (
 )
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
-from trialogue.talk.pace import CLOCK
+from trialogue.talk.pace import CLOCK, LOG
 from trialogue.talk.party import Party
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
@@ -235,6 +235,7 @@ async def attempt(
         if _is_being_cancelled():
             raise
         failure = "a part of the conversation was cancelled", "infrastructure"
+        reward = None
     except (BudgetError, ConfigError, RunError):
         raise  # whoever set this up has to be told; no other draw would help
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
@@ -250,7 +251,7 @@ async def attempt(
         if deadline is not None:
             deadline.drop(clock)
         if environment is not None:
-            await environment.close()
+            await _close(environment, identity)
     error, blame = failure or (None, "user" if findings else None)
     return Trajectory(
         id=identity,
@@ -266,6 +267,18 @@ async def attempt(
         excluded=exclude and bool(findings),
         meta=meta,
     )
+
+
+async def _close(environment: Environment, identity: str) -> None:
+    """Let go of what a conversation held open. It is over: a fault here spoils neither it nor the others."""
+    try:
+        await environment.close()
+    except asyncio.CancelledError:
+        if _is_being_cancelled():
+            raise
+        LOG.warning("%s: closing its environment was cancelled", identity)
+    except Exception as error:  # noqa: BLE001 - the boundary reaches to the very end
+        LOG.warning("%s: its environment could not be closed: %s: %s", identity, type(error).__name__, error)
 
 
 def _is_being_cancelled() -> bool:
