@@ -266,3 +266,15 @@ def test_micro_batches_keep_sharers_together():
     assert split_rows(rows, 60) == [[1, 3, 5], [0, 2, 4]]
     assert [len(batch) for batch in split_rows(rows, 10)] == [1] * 6
     assert split_rows([], 10) == []
+
+
+async def test_matrices_are_halved_and_doubled_without_a_trace(make_model, open_engine):
+    engine = open_engine(make_model("qwen3"))
+    before = {name: value.clone() for name, value in engine.model.state_dict().items()}
+    row = Row([5, 9, 2, 7], [0] * 4, [0.0] * 4, [0.0] * 4)
+    [scores] = await engine.forward([row])
+    await engine.scale_matrices(0.5)
+    [halved] = await engine.forward([row])
+    assert max(abs(one - other) for one, other in zip(scores, halved, strict=True)) > 1e-3
+    await engine.scale_matrices(2.0)
+    assert all(value.equal(before[name]) for name, value in engine.model.state_dict().items())

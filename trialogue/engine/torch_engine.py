@@ -110,6 +110,7 @@ class TorchEngine:
             "save": self._save,
             "save_weights": self._save_weights,
             "load": self._load,
+            "scale": self._scale,
         }
         self._number = self.world.join(self._verbs) if self.world is not None else 0
         config = model.config.get_text_config()
@@ -300,6 +301,19 @@ class TorchEngine:
         weights = self.shards.weights() if self.shards is not None else None
         if self.world is None or self.world.rank == 0:
             self.model.save_pretrained(path, state_dict=weights)
+
+    async def scale_matrices(self, factor: float) -> None:
+        """Multiply the matrices of all layers; by a power of two it can be undone to the bit."""
+        self._refuse_while_sampling("scale_matrices")
+        await self._together("scale", factor)
+
+    def _scale(self, factor: float) -> None:
+        if self.shards is not None:
+            self.shards.fold()
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name:
+                    parameter.mul_(factor)
 
     async def load_state(self, path: Path) -> None:
         self._refuse_while_sampling("load_state")

@@ -51,7 +51,7 @@ def server(clerk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     options = {
         "base-model": str(clerk),
         "backend": "jax",
-        "backend-config": json.dumps({"max_lora_adapters": 4, "max_lora_rank": RANK}),
+        "backend-config": json.dumps({"max_lora_adapters": 8, "max_lora_rank": RANK}),
         "database-url": f"sqlite:///{folder}/tinker.db",
         "checkpoints-base": str(folder / "checkpoints"),
     }
@@ -84,8 +84,11 @@ def take_adapter(engine: TinkerEngine, server: Server, name: str, folder: Path) 
     with tarfile.open(archive) as file:
         file.extractall(target, filter="data")
     [found] = list(target.rglob("adapter_config.json"))
-    settings = json.loads(found.read_text())
-    found.write_text(json.dumps(settings | {"base_model_name_or_path": server.base}))
+    # SkyRL does not say which matrices it adapts, and peft would take it for some of them only.
+    names = load_file(found.with_name("adapter_model.safetensors"))
+    targets = sorted({name.split(".")[-3] for name in names})
+    known = {"base_model_name_or_path": server.base, "target_modules": targets}
+    found.write_text(json.dumps(json.loads(found.read_text()) | known))
     if found.parent != target:
         shutil.copytree(found.parent, target, dirs_exist_ok=True)
     return target
