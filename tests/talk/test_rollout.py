@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -264,6 +266,31 @@ async def test_an_environment_that_cannot_be_closed_spoils_nothing(
     groups = await collect(seeded_text)
     assert [[item.value for item in group.trajectories] for group in groups] == [[1.0]] * 6
     assert sum("t3/0: " in line and "clos" in line for line in caplog.messages) == 1
+
+
+async def test_the_collector_leaves_alone_what_was_there_only_while_conversations_go_on() -> None:
+    class Loaded:
+        itself: Any
+
+    model = Loaded()
+    model.itself = model  # only the collector can take it away
+    gone = weakref.ref(model)
+    frozen: list[int] = []
+
+    def look(task: Task, seed: int) -> Model:
+        frozen.append(gc.get_freeze_count())
+        return seeded_text(task, seed)
+
+    first = rollout(DOMAIN, TASKS, look, stopping, grade=one)
+    async with aclosing(first):
+        await anext(first)
+        await collect(look)  # another one begins and ends meanwhile
+        assert gc.get_freeze_count() > 0
+    assert min(frozen) > 1000
+    del model
+    gc.collect()
+    assert gone() is None
+    assert gc.get_freeze_count() == 0
 
 
 async def test_a_wrong_set_up_is_told_at_once() -> None:

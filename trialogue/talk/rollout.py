@@ -9,7 +9,6 @@ import asyncio
 import gc
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -61,12 +60,28 @@ class Deadline:
         self._clocks.discard(clock)
 
 
-@cache
-def _calm_collector() -> None:
-    """Take everything that is there already, modules above all, out of the garbage collector's rounds, once:
-    a full round through them takes a tenth of a second, in which no conversation goes on."""
-    gc.collect()
-    gc.freeze()
+class _Calm:
+    """Keeps what was there before, modules above all, out of the garbage collector's rounds while rollouts
+    go on: a full round through it takes a tenth of a second, in which no conversation does."""
+
+    def __init__(self) -> None:
+        self._rollouts = 0
+        self._own = False
+
+    def __enter__(self) -> None:
+        if not self._rollouts:
+            self._own = not gc.get_freeze_count()  # else the program itself has seen to it
+            if self._own:
+                gc.freeze()
+        self._rollouts += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._rollouts -= 1
+        if self._own and not self._rollouts:
+            gc.unfreeze()
+
+
+_CALM = _Calm()
 
 
 async def rollout(
@@ -96,7 +111,6 @@ async def rollout(
     what the user did wrong; with `exclude` such a conversation is held anew like a failed one. A `deadline`
     that passes cuts those under way, which fail. Closing the generator early cancels them.
     """
-    _calm_collector()
     limits = limits or Limits()
     room = asyncio.Semaphore(concurrency)
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
@@ -149,25 +163,26 @@ async def rollout(
     outstanding = 0
     exhausted = False
     try:
-        while True:
-            while not exhausted and outstanding < ahead:
-                task = next(waiting, None)
-                if task is None:
-                    exhausted = True
-                    break
-                trials = [trial for trial in range(group_size) if skip is None or not skip(task, trial)]
-                if trials:
-                    outstanding += 1
-                    job = asyncio.create_task(gather(task, trials))
-                    under_way.add(job)
-                    job.add_done_callback(under_way.discard)
-            if exhausted and not outstanding:
-                return
-            group = await done.get()
-            outstanding -= 1
-            if isinstance(group, BaseException):
-                raise group
-            yield group
+        with _CALM:
+            while True:
+                while not exhausted and outstanding < ahead:
+                    task = next(waiting, None)
+                    if task is None:
+                        exhausted = True
+                        break
+                    trials = [trial for trial in range(group_size) if skip is None or not skip(task, trial)]
+                    if trials:
+                        outstanding += 1
+                        job = asyncio.create_task(gather(task, trials))
+                        under_way.add(job)
+                        job.add_done_callback(under_way.discard)
+                if exhausted and not outstanding:
+                    return
+                group = await done.get()
+                outstanding -= 1
+                if isinstance(group, BaseException):
+                    raise group
+                yield group
     finally:
         for job in list(under_way):
             job.cancel()
