@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from trialogue.config import SftConfig
 from trialogue.engine.api import Row
+from trialogue.engine.tiny import train_tokenizer
 from trialogue.errors import ConfigError
 from trialogue.learn.checkpoint import load_learner
-from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, to_example_rows
+from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_rows, to_example_rows
 from trialogue.run import list_checkpoints, read_lines
+from trialogue.talk.templates import COMPACT_TOKENS
+from trialogue.trajectory import Tokens
 from trialogue.world.find import find_domain
 
 Configure = Callable[..., SftConfig]
@@ -89,6 +93,50 @@ async def test_recorded_conversations_are_learned_from(sft_config: Configure, tm
     file.write_text("".join(item.to_json() + "\n" for item in held), encoding="utf-8")
     run = await sft(sft_config(sft__examples=str(file), sft__epochs=1.0))
     assert len(read_metrics(run)) == 2
+
+
+async def test_another_tokenizers_ids_are_not_learned(
+    sft_config: Configure, tmp_path: Path, blank: Path
+) -> None:
+    config = sft_config()
+    domain = find_domain(config.domain)
+    renderer: Any = load_learner(config.learner, 0).renderer
+    [example, *_] = await collect(domain, config)
+    ids = Tokens(start=True, prompt=(7, 7), reply=(9, 9), logprobs=(-1.0, -1.0))
+    recorded = example.model_copy(
+        update={
+            "turns": tuple(
+                turn.model_copy(update={"tokens": ids}) if turn.message.role == "assistant" else turn
+                for turn in example.turns
+            )
+        }
+    )
+    folder = tmp_path / "sampled"
+    folder.mkdir()
+    config = sft_config(sft__examples=str(folder), sft__validation=0.0)
+
+    def learned() -> list[list[int]]:
+        return [list(row.tokens) for row in split_rows([recorded], domain, renderer, config)[0]]
+
+    [rendered] = [list(row.tokens) for row in to_example_rows(example, domain, renderer, "agent")]
+    assert learned() == [rendered]  # nobody knows whose ids they are
+    train_tokenizer([" of another", " mind"] * 8, COMPACT_TOKENS, size=300).save_pretrained(folder)
+    assert learned() == [rendered]
+    shutil.copy(blank / "tokenizer.json", folder)
+    assert learned() == [[7, 7, 9, 9], [7, 7, 9, 9]]
+    config = sft_config(sft__examples=str(folder), sft__validation=0.0, sft__side="user")
+    assert 7 not in learned()[0][:2]  # the tokenizer on record is the agent's
+
+
+async def test_what_the_loss_is_measured_on_has_no_sibling_it_learns_from(sft_config: Configure) -> None:
+    config = sft_config(sft__validation=0.34)
+    domain = find_domain(config.domain)
+    renderer: Any = load_learner(config.learner, 0).renderer
+    found = await collect(domain, config)
+    siblings = [item.model_copy(update={"id": f"{item.id}{trial}"}) for item in found for trial in "abc"]
+    rows, held_out = split_rows(siblings, domain, renderer, config)
+    assert (len(rows), len(held_out)) == (12, 6)
+    assert not {row.id[:-1] for row in rows} & {row.id[:-1] for row in held_out}
 
 
 async def test_nothing_left_to_learn_from_is_said(sft_config: Configure, tmp_path: Path) -> None:

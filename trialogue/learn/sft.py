@@ -198,21 +198,26 @@ def to_teacher(domain: Domain, faults: float) -> ModelSource:
 def split_rows(
     examples: list[Trajectory] | list[Example], domain: Domain, renderer: Renderer, config: SftConfig
 ) -> tuple[list[Row], list[Row]]:
-    """Rows to learn from and rows to measure the loss on: by the examples' own split where they have one."""
+    """Rows to learn from and rows to measure the loss on: by the examples' own split where they have one,
+    else task by task, so that nothing it is measured on has a sibling it learns from."""
     settings = config.sft
-    parts: dict[bool, list[Row]] = {False: [], True: []}
+    own_ids = settings.side == "agent" and has_own_ids(Path(settings.examples), renderer)
+    held_out: list[Row] = []
+    by_task: dict[str, list[Row]] = {}
     for item in examples:
         if isinstance(item, Example):
-            parts[False] += to_recorded_rows(item, renderer)
+            by_task.setdefault(item.id, []).extend(to_recorded_rows(item, renderer))
+            continue
+        rows = to_example_rows(item, domain, renderer, settings.side, own_ids)
+        if item.meta.get("split") == "validation":
+            held_out += rows
         else:
-            apart = item.meta.get("split") == "validation"
-            parts[apart] += to_example_rows(item, domain, renderer, settings.side)
-    rows, held_out = parts[False], parts[True]
-    random.Random(derive_seed(config.seed, "split")).shuffle(rows)
-    if not held_out:
-        kept_apart = round(len(rows) * settings.validation)
-        held_out, rows = rows[:kept_apart], rows[kept_apart:]
-    return rows, held_out
+            by_task.setdefault(item.task.id, []).extend(rows)
+    order = list(by_task)
+    random.Random(derive_seed(config.seed, "split")).shuffle(order)
+    kept_apart = 0 if held_out else round(len(order) * settings.validation)
+    held_out += [row for task in order[:kept_apart] for row in by_task[task]]
+    return [row for task in order[kept_apart:] for row in by_task[task]], held_out
 
 
 def to_recorded_rows(example: Example, renderer: Renderer) -> list[Row]:
@@ -222,9 +227,24 @@ def to_recorded_rows(example: Example, renderer: Renderer) -> list[Row]:
     return to_rows(Trajectory(id=example.id, task=task, turns=tuple(turns), end="user_stop"), 1.0)
 
 
-def to_example_rows(trajectory: Trajectory, domain: Domain, renderer: Renderer, side: Side) -> list[Row]:
-    """A recorded conversation as rows: the side's own messages are what is learned."""
-    if any(turn.tokens is not None for turn in trajectory.turns if turn.side == side):
+def has_own_ids(path: Path, renderer: Renderer) -> bool:
+    """Whether the agent's recorded ids mean to the learner what they meant to whoever sampled them: the run
+    that a path is, or belongs to, has kept that one's tokenizer."""
+    from tokenizers import Tokenizer
+
+    folders = (path, path.parent, path.parent.parent)
+    file = next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
+    if file is None:
+        return False
+    return Tokenizer.from_file(str(file)).get_vocab() == renderer.vocabulary.tokenizer.get_vocab()
+
+
+def to_example_rows(
+    trajectory: Trajectory, domain: Domain, renderer: Renderer, side: Side, own_ids: bool = False
+) -> list[Row]:
+    """A recorded conversation as rows: the side's own messages are what is learned, as they were sampled
+    where those are the learner's own ids, else as the learner's renderer writes them."""
+    if own_ids and any(turn.tokens is not None for turn in trajectory.turns if turn.side == side):
         return to_rows(trajectory, 1.0, side=side)
     environment = domain.open(trajectory.task)
     manner = domain.persona(trajectory.seed)[1] if domain.persona is not None else ""
@@ -233,7 +253,8 @@ def to_example_rows(trajectory: Trajectory, domain: Domain, renderer: Renderer, 
     cue = domain.user_cue if side == "user" else None
     opens = domain.greeting is None and domain.opens == side
     party = Party(side, cast("Model", None), system, tools, cue)
-    turns = with_tokens(party.sees(trajectory.turns), list(tools.values()), renderer, opens=opens)
+    said = [turn.model_copy(update={"tokens": None}) for turn in trajectory.turns]
+    turns = with_tokens(party.sees(said), list(tools.values()), renderer, opens=opens)
     return to_rows(trajectory.model_copy(update={"turns": tuple(turns)}), 1.0, side=side)
 
 

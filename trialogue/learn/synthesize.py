@@ -33,7 +33,7 @@ from trialogue.score.reward import grade
 from trialogue.score.verify import verify
 from trialogue.talk.account import Account, add_up, to_cost
 from trialogue.talk.find import equip, find_model
-from trialogue.talk.model import ModelSource, close_source
+from trialogue.talk.model import ModelSource, close_source, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.talk.users import dress, user_prompt
@@ -79,6 +79,7 @@ async def synthesize(
     else:
         run = Run.create(config.run, "synthesize", config.domain, config, config.seed)
         run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
+        save_tokenizer(agent, run.path)
     verdicts = Verdicts(run.path)
 
     def keep(item: Trajectory) -> None:
