@@ -397,8 +397,11 @@ def _learn(
         click.echo(f"stopped and saved; go on with: trialogue {verb.__name__} --resume {path}")
     else:
         click.echo(f"model: {path / 'model'}")
-        click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}")
-        click.echo(f"talk to it: trialogue chat {path}")
+        if verb.__name__ == "sft" and config.sft.side == "user":
+            click.echo(f"let it play: trialogue eval {config.domain} --user local:{path} user.prompt=card")
+        else:
+            click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}")
+            click.echo(f"talk to it: trialogue chat {path}")
         click.echo(f"look at it: trialogue view {path}")
 
 
