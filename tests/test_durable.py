@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from trialogue.config import EvalConfig, RunSettings
-from trialogue.durable import append, find_damage, mend, put_in_place, seal, write
+from trialogue.durable import append, find_damage, mend, put_back, put_in_place, seal, write
 from trialogue.errors import RunError
 from trialogue.run import Run
+from trialogue.score.review import Verdict, Verdicts
 
 
 @contextmanager
@@ -36,6 +37,16 @@ def test_lines_that_do_not_fit_leave_the_file_as_it_was(tmp_path: Path) -> None:
     assert file.read_text(encoding="utf-8") == '{"a": 1}\n'
     append(file, '{"c": 2}\n')
     assert file.read_text(encoding="utf-8") == '{"a": 1}\n{"c": 2}\n'
+
+
+def test_a_verdict_that_does_not_fit_is_not_given(tmp_path: Path) -> None:
+    verdicts = Verdicts(tmp_path)
+    verdicts.add(Verdict(id="a", stage="review", accepted=True))
+    before = verdicts.file.read_bytes()
+    with at_most(100), pytest.raises(RunError, match="no room left"):
+        verdicts.add(Verdict(id="b", stage="review", accepted=False, note="x" * 200))
+    assert verdicts.file.read_bytes() == before
+    assert not verdicts.has("b", "review")
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -95,6 +106,42 @@ def test_damage_is_recognised(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"files": 3}', '{"files": {"deep": {}}}'):
         (folder / "manifest.json").write_text(text, encoding="utf-8")
         assert find_damage(folder) is not None
+
+
+def test_a_folder_is_replaced_without_a_moment_in_which_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def make(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name, encoding="utf-8")
+        return tmp_path / name
+
+    target = make("old").rename(tmp_path / "step")
+    rename = Path.rename
+
+    def rename_until(left: list[int]) -> None:
+        def counted(self: Path, to: Path) -> Path:
+            if not left:
+                raise Killed
+            left.pop()
+            return rename(self, to)
+
+        monkeypatch.setattr(Path, "rename", counted)
+
+    new = make("new")
+    for renames in range(2):
+        rename_until([1] * renames)
+        with pytest.raises(Killed):
+            put_in_place(new, target)
+        monkeypatch.setattr(Path, "rename", rename)
+        put_back(tmp_path)
+        assert (target / "weights").read_text(encoding="utf-8") == "old"
+    put_in_place(new, target)
+    assert (target / "weights").read_text(encoding="utf-8") == "new"
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_a_run_is_rewound_to_a_mark(tmp_path: Path) -> None:

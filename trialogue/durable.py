@@ -175,9 +175,27 @@ def _hash(file: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
+_ASIDE = ".aside-"
+
+
 def put_in_place(partial: Path, target: Path) -> None:
-    """Give a complete folder its name, in place of one that may be there."""
+    """Give a complete folder its name, in place of one that may be there: that one is only removed when the
+    new one has its place. Whoever is killed in between has it `put_back`."""
+    aside = target.with_name(_ASIDE + target.name)
     with saving(target):
-        shutil.rmtree(target, ignore_errors=True)
+        put_back(target.parent)
+        if target.exists():
+            target.rename(aside)
         partial.rename(target)
         sync(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Give folders that were put aside their name again, where nothing came in their place."""
+    for aside in folder.glob(_ASIDE + "*"):
+        target = folder / aside.name.removeprefix(_ASIDE)
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(target)

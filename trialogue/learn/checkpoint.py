@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import EngineChoice, Learner, TrainConfig
-from trialogue.durable import MANIFEST, find_damage, put_in_place, saving, seal, write_json
+from trialogue.durable import MANIFEST, find_damage, put_back, put_in_place, saving, seal, write_json
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampler, Sampling
@@ -108,6 +108,8 @@ class Checkpoints:
         """Save everything needed to go on after this step: weights, what the loop knows, how far the run's
         records reach. The folder has its name only when it is whole and on the disk."""
         target = self.folder / f"step-{step:06d}"
+        if await asyncio.to_thread(find_damage, target) is None:
+            return target  # the same step has been saved already
         partial = self.folder / f".partial-{step:06d}"
         await asyncio.to_thread(self.run.sync)
         try:
@@ -162,7 +164,9 @@ class Checkpoints:
             raise
 
     def _clear(self) -> None:
-        """Remove what was being written when the run ended."""
+        """Remove what was being written when the run ended; what it was to replace is still there."""
+        for place in (self.folder, self.run.path):
+            put_back(place)
         for folder in self.folder.glob(".*"):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trialogue.durable import mend
+from trialogue.durable import append, mend
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.messages import Frozen, Message
 from trialogue.run import read_lines
@@ -63,9 +63,8 @@ class Verdicts:
         return [self._known[identity, stage] for stage in stages if (identity, stage) in self._known]
 
     def add(self, verdict: Verdict) -> None:
+        append(self.file, verdict.model_dump_json(exclude_defaults=True) + "\n")
         self._known[verdict.id, verdict.stage] = verdict
-        with self.file.open("a", encoding="utf-8") as target:
-            target.write(verdict.model_dump_json(exclude_defaults=True) + "\n")
 
 
 def review(
