@@ -18,7 +18,7 @@ from pyarrow import parquet
 from trialogue import Trajectory, find_domain
 from trialogue.config import SynthesizeConfig, load_config
 from trialogue.learn.corpus import Doubles, Forbidden, find_split, find_usual, read_parquet
-from trialogue.learn.synthesize import synthesize
+from trialogue.learn.synthesize import decide_again, synthesize
 from trialogue.run import read_trajectories
 from trialogue.view.report import to_report
 from trialogue.world.scaffold import write_domain
@@ -126,6 +126,18 @@ def test_killed_and_resumed_it_loses_and_doubles_nothing(corpus: Path, tmp_path:
     assert len({item.id for item in held}) == len(held)  # and nothing is there twice
     for name in ("accepted.jsonl", "train.parquet", "validation.parquet"):
         assert (tmp_path / "killed" / name).read_bytes() == (corpus / name).read_bytes()
+
+
+async def test_deciding_again_changes_nothing_that_nobody_reviewed(tmp_path: Path) -> None:
+    more = ("synthesize.count=2", "tasks.levels=[1]", "user.prompt=scenario", "user.dynamics=light")
+    result = await synthesize(make(tmp_path, "run", *more))
+    run = tmp_path / "run"
+    before = {file: file.read_bytes() for file in run.glob("*.jsonl")}
+    assert decide_again(run) == result
+    assert {file: file.read_bytes() for file in run.glob("*.jsonl")} == before
+    del result["ledger"]  # as in results from before there was one
+    (run / "result.json").write_text(json.dumps(result))
+    assert "**2** of" in to_report(run)
 
 
 async def test_a_careless_teacher_is_weeded_out(tmp_path: Path) -> None:

@@ -286,3 +286,15 @@ def test_a_trajectory_comes_back_from_its_line() -> None:
     trajectory = Trajectory(id="t/0", task=task, turns=(), end="user_stop", meta={"a": [1, None]})
     assert "\n" not in trajectory.to_json()
     assert Trajectory.model_validate_json(trajectory.to_json()) == trajectory
+
+
+async def test_a_full_disk_hides_no_other_fault(config: EvalConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Run, lines: Any, step: int | None = None) -> None:
+        raise RunError("no room left")
+
+    def stumble(*_: Any) -> None:
+        raise ArithmeticError("the fault")
+
+    monkeypatch.setattr(Run, "add_ledger", full)
+    with pytest.raises(ArithmeticError, match="the fault"):
+        await evaluate(config, progress=stumble)

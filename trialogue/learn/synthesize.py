@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from math import ceil
@@ -61,8 +61,7 @@ async def synthesize(
     if resume is not None:
         config = with_budget(read_config(SynthesizeConfig, resume), config)
     account = Account(config.budget)
-    domain = dress(find_domain(config.domain, config.data), config.user)
-    domain = equip(domain, config.simulator, config.limits, config.seed, account)
+    domain = equip(open_domain(config), config.simulator, config.limits, config.seed, account)
     workshop = Workshop(config, domain)
 
     def find(speaker: Speaker, side: Side, role: str) -> ModelSource:
@@ -143,10 +142,16 @@ async def synthesize(
         run.add_seconds(monotonic() - began)
         raise
     finally:
-        run.add_ledger(account.take())
+        with suppress(RunError):  # on a full disk there is another error to tell
+            run.add_ledger(account.take())
         for source in made:
             await close_source(source)
         run.close(state)
+
+
+def open_domain(config: SynthesizeConfig) -> Domain:
+    """The domain of a run, its user as the settings want it."""
+    return dress(find_domain(config.domain, config.data), config.user)
 
 
 def grade_if_expected(task: Task, trajectory: Trajectory, environment: Environment) -> Any:
@@ -370,7 +375,7 @@ def read_spent(path: Path) -> list[dict[str, Any]]:
 def decide_again(path: Path) -> dict[str, Any]:
     """Work the corpus of a run out anew, after a person has reviewed some of it."""
     config = read_config(SynthesizeConfig, path)
-    domain = find_domain(config.domain, config.data)
+    domain = open_domain(config)
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():
         raise RunError(f"{path} holds no synthesised conversations")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -13,7 +13,7 @@ from typing import Any
 
 from trialogue.config import EvalConfig, with_budget
 from trialogue.durable import write_json
-from trialogue.errors import BudgetError, ConfigError
+from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.run import (
     Kind,
     Run,
@@ -177,7 +177,8 @@ async def evaluate(
         run.add_seconds(monotonic() - began)
         raise
     finally:
-        run.add_ledger(cast.account.take())
+        with suppress(RunError):  # on a full disk there is another error to tell
+            run.add_ledger(cast.account.take())
         await cast.close()
         run.close(state)
 

@@ -174,7 +174,7 @@ def _spending(result: dict[str, Any]) -> str:
 
 def _ledger(result: dict[str, Any]) -> str:
     """What endpoints were billed for, by role."""
-    if not result["ledger"]:
+    if not result.get("ledger"):
         return ""
     lines = ["| | model | calls | prompt tokens | completion tokens | dollars |", "|---|---|" + "---:|" * 4]
     for used in result["ledger"]:
