@@ -246,8 +246,7 @@ class Training(Section):
     redraw_flat_groups: int = Field(default=0, ge=0)
     """Dynamic sampling: how often a step draws new tasks in place of groups without signal."""
     curriculum: float = Field(default=0.0, ge=0, le=1)
-    """Begin with the lowest level of tasks.levels and admit the next one when a step's mean reward passes
-    this; 0 is off."""
+    """Begin with the lowest of tasks.levels; the next when a step's mean reward passes this; 0 is off."""
     eval_every: int = Field(default=12, ge=0)
     """Steps between evaluations; 0 is never."""
     eval_split: str | None = None
@@ -379,6 +378,7 @@ class SftConfig(Section):
     tasks: Tasks = Tasks(split="train")
     optimizer: Optimizer = Optimizer(learning_rate=2e-3, warmup=20, schedule="linear")
     limits: Limits = Limits()
+    budget: Budget = Budget()
     run: RunSettings = RunSettings()
 
 
@@ -484,7 +484,7 @@ class DraftConfig(Section):
 
 
 C = TypeVar("C", bound=Section)
-R = TypeVar("R", EvalConfig, SynthesizeConfig, TrainConfig)
+R = TypeVar("R", EvalConfig, SftConfig, SynthesizeConfig, TrainConfig)
 
 
 def with_budget(own: R, given: R) -> R:

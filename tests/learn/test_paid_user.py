@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from trialogue.config import Budget, TrainConfig
+from trialogue.config import Budget, SftConfig, TrainConfig
+from trialogue.errors import BudgetError
+from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import list_checkpoints, read_about, read_lines, read_trajectories
 
@@ -80,3 +82,31 @@ async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
     assert read_conversations(replayed) == read_conversations(whole)
     assert not (replayed / "ledger.jsonl").exists()
     assert "sk-canary-9090" not in json.dumps([str(read_about(run)) for run in (whole, again, replayed)])
+
+
+async def test_a_paid_user_of_fine_tuning_is_counted_and_paid_once(
+    sft_config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-9090")
+    more: dict[str, Any] = {
+        "limits__reply_tokens": 12,
+        "user__model": "openai:user",
+        "sft__epochs": 1.0,
+        "sft__eval_tasks": 1,
+    }
+    with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
+        more["user__base_url"] = server.url
+        whole = await sft(sft_config(**more, run__name="whole"))
+        lines = [line for _, line in read_lines(whole / "ledger.jsonl")]
+        assert {line["role"] for line in lines} == {"user"}
+        assert sum(line["calls"] for line in lines) == server.look()["seen"]["none"]
+        enough = server.look()["largest"] + 12 + 3 * 60  # for a few of the teacher's twelve calls
+        with pytest.raises(BudgetError):
+            await sft(sft_config(**more, run__name="short", budget__tokens=enough))
+        short = whole.with_name("short")
+        assert read_about(short)["state"] == "stopped"
+        assert len(list(read_lines(short / "ledger.jsonl"))) == 1
+        await sft(SftConfig(budget=Budget(tokens=1_000_000)), resume=short)
+        assert (short / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+        paid = [line["calls"] for _, line in read_lines(short / "ledger.jsonl")]
+        assert sum(paid) == sum(line["calls"] for line in lines)

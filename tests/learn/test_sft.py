@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from safetensors.torch import load_file
@@ -21,9 +22,12 @@ from trialogue.errors import ConfigError
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_rows, to_example_rows
 from trialogue.run import list_checkpoints, read_lines
+from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.templates import COMPACT_TOKENS
-from trialogue.trajectory import Tokens
+from trialogue.task import Task
+from trialogue.trajectory import Reply, Tokens, Turn
 from trialogue.world.find import find_domain
+from trialogue.world.tools import Tool
 
 Configure = Callable[..., SftConfig]
 
@@ -84,6 +88,27 @@ async def test_a_faulty_teacher_is_filtered_or_not(sft_config: Configure) -> Non
     assert all(item.value == 1 for item in good)
     with pytest.raises(ConfigError, match="none of 6 conversations"):
         await collect(domain, sft_config(sft__faults=1.0))
+
+
+async def test_a_teachers_conversations_come_in_the_order_of_their_tasks(sft_config: Configure) -> None:
+    config = sft_config()
+    domain = find_domain(config.domain)
+    assert domain.user is not None
+    asked: list[str] = []
+
+    def slower_the_sooner(task: Task, seed: int) -> Model:
+        asked.append(task.id)
+        model, wait = cast("ModelSource", domain.user)(task, seed), 0.05 / len(asked)
+
+        class Slow:
+            async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
+                await asyncio.sleep(wait)
+                return await model.reply(turns, tools)
+
+        return Slow()
+
+    found = await collect(domain, config, None, slower_the_sooner)
+    assert [item.id for item in found] == [f"{task}/0" for task in asked]
 
 
 async def test_recorded_conversations_are_learned_from(sft_config: Configure, tmp_path: Path) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any, cast
 
-from trialogue.config import SftConfig, TrainConfig, Training
+from trialogue.config import SftConfig, TrainConfig, Training, with_budget
 from trialogue.engine.api import Row
-from trialogue.errors import ConfigError
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
+from trialogue.errors import BudgetError, ConfigError, RunError
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.corpus import Example, read_parquet
 from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
-from trialogue.learn.train import evaluate_learner, to_optim
+from trialogue.learn.train import evaluate_learner, in_order, to_optim
 from trialogue.run import Run, read_config, read_trajectories
 from trialogue.score.cast import find_cast
 from trialogue.score.reward import grade
@@ -51,7 +52,7 @@ async def sft(
 ) -> Path:
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
     if resume is not None:
-        config = read_config(SftConfig, resume)
+        config = with_budget(read_config(SftConfig, resume), config)
     domain = dress(find_domain(config.domain, config.data), config.user)
     settings = config.sft
     source = find_examples(domain, config)
@@ -61,6 +62,7 @@ async def sft(
         if not isinstance(item, Example)
     ]
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
+    cast_ = find_cast(to_played(config), domain, Account(config.budget))
     learner = load_learner(config.learner, config.seed)
     if resume is not None:
         run = Run.resume(resume, "sft")
@@ -69,18 +71,29 @@ async def sft(
         run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
     checkpoints = Checkpoints(run, learner, keep=1)
     known = await checkpoints.restore() if resume is not None else {}
+    cast_.account.load(run.read_ledger())
+    cast_.record(config.user, run.path)
     first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
+
+    async def play(step: int) -> None:
+        if settings.eval_tasks:
+            await evaluate_learner(
+                step, run, domain, learner, Gate(learner.engine), cast_, to_played(config), watch
+            )
+            run.add_ledger(cast_.account.take(), step)
+
     state = "failed"
     if started is not None:
         started(run.path)
     try:
-        examples = await collect(domain, config, source)
+        examples = await collect(domain, config, source, cast_.user)
+        run.add_ledger(cast_.account.take())
         rows, held_out = split_rows(examples, domain, learner.renderer, config)
         if not rows:
             raise ConfigError(f"of {len(held_out)} rows none is left to learn from; lower sft.validation")
         steps = max(1, round(settings.epochs * len(rows) / settings.batch))
         if first == 0:
-            await play_tasks(0, run, domain, learner, config, watch)
+            await play(0)
         with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             for step in range(first, steps):
                 began = perf_counter()
@@ -107,33 +120,26 @@ async def sft(
                 if stop:
                     state = "stopped"
                     return run.path
-        await play_tasks(steps, run, domain, learner, config, watch)
+        await play(steps)
         await checkpoints.finish()
         state = "finished"
         return run.path
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except (asyncio.CancelledError, KeyboardInterrupt, BudgetError):
         state = "stopped"
         raise
     finally:
+        with suppress(RunError):  # on a full disk there is another error to tell
+            run.add_ledger(cast_.account.take())
         learner.engine.close()
+        await cast_.close()
         run.close(state)
 
 
-async def play_tasks(
-    step: int, run: Run, domain: Domain, learner: Learned, config: SftConfig, watch: Watch | None
-) -> None:
-    """How well it plays by now, where that was asked for: greedy conversations, as in training."""
-    settings = config.sft
-    if not settings.eval_tasks:
-        return
-    training = Training(eval_tasks=settings.eval_tasks, eval_split=settings.eval_split)
-    shared = {name: getattr(config, name) for name in ("domain", "data", "seed", "learner", "user", "limits")}
-    measured = TrainConfig(**shared, tasks=config.tasks, training=training)
-    cast_ = find_cast(measured, domain, Account())
-    try:
-        await evaluate_learner(step, run, domain, learner, Gate(learner.engine), cast_, measured, watch)
-    finally:
-        await cast_.close()
+def to_played(config: SftConfig) -> TrainConfig:
+    """The settings by which tasks are played before and after: greedy conversations, as in training."""
+    training = Training(eval_tasks=max(1, config.sft.eval_tasks), eval_split=config.sft.eval_split)
+    names = ("domain", "data", "seed", "learner", "user", "limits", "tasks", "budget")
+    return TrainConfig(**{name: getattr(config, name) for name in names}, training=training)
 
 
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
@@ -157,7 +163,10 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
 
 
 async def collect(
-    domain: Domain, config: SftConfig, source: list[Trajectory] | list[Task] | list[Example] | None = None
+    domain: Domain,
+    config: SftConfig,
+    source: list[Trajectory] | list[Task] | list[Example] | None = None,
+    user: ModelSource | None = None,
 ) -> list[Trajectory] | list[Example]:
     """The conversations to learn from."""
     settings = config.sft
@@ -168,11 +177,12 @@ async def collect(
     found = [item for item in source if isinstance(item, Trajectory)]
     tasks = [item for item in source if isinstance(item, Task)]
     if tasks:
-        user = find_model(config.user, "user", domain, config.limits, config.seed)
-        groups = rollout(
-            domain, tasks, to_teacher(domain, settings.faults), user, seed=config.seed, grade=grade
-        )
-        found = [item async for group in groups for item in group.trajectories]
+        user = user or find_model(config.user, "user", domain, config.limits, config.seed)
+        teacher = to_teacher(domain, settings.faults)
+        groups = [
+            group async for group in rollout(domain, tasks, teacher, user, seed=config.seed, grade=grade)
+        ]
+        found = [item for group in in_order(groups, tasks) for item in group.trajectories]
     good = [item for item in found if item.end != "error"]
     if settings.only_successes:
         good = [item for item in good if item.reward is None or item.reward.value >= 1]
