@@ -111,6 +111,18 @@ async def test_a_small_budget_evicts_and_computes_again(kind, make_model, open_e
 
 
 @pytest.mark.usefixtures("short")
+async def test_a_short_prefix_is_shared_where_copies_have_no_room(kind, make_model, open_engine, converse):
+    trunk = make_prompt(50, 100)
+    prompts = [trunk + make_prompt(51 + number, 4) for number in range(16)]
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    roomy = open_engine(make_model(kind))
+    expected = await converse_all(roomy, converse, params, prompts=prompts, turns=1)
+    tight = open_engine(make_model(kind), cache_bytes=600 * roomy.sampler.token_bytes)
+    found = await converse_all(tight, converse, params, prompts=prompts, turns=1)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    assert tight.sampler.clock < roomy.sampler.clock + 4  # all speak at once here as there
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_coming_and_going_gives_what_plain_computation_gives(seed, make_model, open_engine):
     """Conversations that start late, end early, rewrite their history and crowd each other out."""

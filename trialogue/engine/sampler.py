@@ -83,6 +83,7 @@ class Sampler:
         self.waiting: list[Request] = []
         self.active: list[Request] = []
         self.computed_tokens = 0
+        self.copying = True
         self.drop_caches()
 
     def drop_caches(self) -> None:
@@ -161,6 +162,7 @@ class Sampler:
         # Those that hold a slot go first, so that whoever finds no room has somebody to wait for.
         ready.sort(key=lambda request: request.cache is None or request.cache.slot < 0)
         new = [request for request in ready if request.cache is not None and request.cache.slot < 0]
+        self.copying = self._can_copy(new)
         room = not new or self._reserve(len(new), max(map(self._needed, new)))
         for number, request in enumerate(ready):
             assert request.cache is not None
@@ -223,8 +225,20 @@ class Sampler:
         self._compute_prefixes(short)
 
     def _is_short(self, prefix: Prefix) -> bool:
-        """A short prefix is computed once and then copied: to attend to it apart costs more than it saves."""
+        """A short prefix is computed once and then copied, where there is room: to attend to it apart costs
+        more than it saves."""
         return len(prefix.tokens) < SHORT
+
+    def _can_copy(self, new: Sequence[Request]) -> bool:
+        """Whether new slots have room for copies of their short prefixes beside all that is held."""
+        self.copying = True
+        lengths = [self._needed(request) for request in new]
+        holding = self._holding()
+        lengths += [cached.own_length for cached in holding]
+        return self._fits(len(new) + len(holding), max(lengths, default=0), 0)
+
+    def _is_copied(self, prefix: Prefix) -> bool:
+        return self.copying and self._is_short(prefix)
 
     def _prefix_length(self, request: Request) -> int:
         return len(request.cache.tokens) if request.cache else 0
@@ -321,14 +335,14 @@ class Sampler:
     def _needed(self, request: Request) -> int:
         """Places in a slot for all that is known of a request."""
         prefix = request.cache.prefix if request.cache is not None else None
-        shared = 0 if prefix is None or self._is_short(prefix) else len(prefix.tokens)
+        shared = 0 if prefix is None or self._is_copied(prefix) else len(prefix.tokens)
         return len(request.sequence) - shared
 
     def _take_slot(self, request: Request) -> None:
         cached = request.cache
         assert cached is not None
         cached.slot = heapq.heappop(self.free)
-        if cached.prefix is not None and self._is_short(cached.prefix):
+        if cached.prefix is not None and self._is_copied(cached.prefix):
             self.slab.take_in(cached.slot, cached.prefix)
             cached.prefix = None
         else:
