@@ -19,7 +19,7 @@ from trialogue.world.domains.shop.database import Reason, Topic
 from trialogue.world.domains.shop.generate import FAMILIES, LEVELS
 from trialogue.world.domains.shop.naive import make_says_done, make_transfers_all
 from trialogue.world.domains.shop.oracle import make_oracle
-from trialogue.world.domains.shop.wording import list_texts, read_wording
+from trialogue.world.domains.shop.wording import collect_texts, list_texts, read_wording
 
 
 async def hold(tasks: list[Task], agent: Any, trials: int = 1, seed: int = 0) -> list[Trajectory]:
@@ -256,6 +256,8 @@ def test_every_list_of_words_has_something_for_each_split_and_nothing_for_two():
             shares = [list_texts(split, part, key) for split in ("train", "dev", "test")]
             assert all(shares), f"{part}.{key}"
             assert sum(map(len, shares)) == len(texts) == len(set(texts)), f"{part}.{key}"
+    train, dev, test = (collect_texts(split) for split in ("train", "dev", "test"))
+    assert len(train | dev | test) == len(train) + len(dev) + len(test) > 800  # across lists, too
 
 
 async def test_the_oracle_solves_everything_in_time():

@@ -20,6 +20,7 @@ from trialogue.learn.train import Watch, train
 from trialogue.run import read_lines, write_json
 from trialogue.score.evaluate import evaluate
 from trialogue.task import Task
+from trialogue.world.domains.shop.wording import collect_texts
 from trialogue.world.find import find_domain
 
 LEVELS = (1,)
@@ -46,6 +47,7 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
         domain.tasks("train", 2000, seed, levels=LEVELS),
         domain.tasks("test", TEST_TASKS, seed, levels=LEVELS),
     )
+    overlap |= collect_texts("train") & collect_texts("test")
     if overlap:
         raise DomainError(f"train and test tasks share {sorted(overlap)[:5]}")
     tell("train and test tasks share no person, product, order, address or wording")

@@ -70,6 +70,17 @@ def list_texts(split: str, part: str, key: str) -> tuple[str, ...]:
     return tuple(text for text, owner in zip(texts, owners, strict=True) if owner == split)
 
 
+def collect_texts(split: str) -> set[str]:
+    """Every text a split has, frames that are still to be filled in among them."""
+    return {
+        text
+        for part, lists in read_wording().items()
+        for key, texts in lists.items()
+        if not isinstance(texts, str)  # said in every split
+        for text in list_texts(split, part, key)
+    }
+
+
 class Wording:
     """The words of one customer: of a split and a persona, drawn from a task's random numbers."""
 
