@@ -110,7 +110,6 @@ async def test_a_small_budget_evicts_and_computes_again(kind, make_model, open_e
     assert held * tight.sampler.token_bytes <= 2 * needed
 
 
-@pytest.mark.usefixtures("short")
 async def test_a_short_prefix_is_shared_where_copies_have_no_room(kind, make_model, open_engine, converse):
     trunk = make_prompt(50, 100)
     prompts = [trunk + make_prompt(51 + number, 4) for number in range(16)]
@@ -123,6 +122,7 @@ async def test_a_short_prefix_is_shared_where_copies_have_no_room(kind, make_mod
     assert tight.sampler.clock < roomy.sampler.clock + 4  # all speak at once here as there
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_coming_and_going_gives_what_plain_computation_gives(seed, make_model, open_engine):
     """Conversations that start late, end early, rewrite their history and crowd each other out."""
