@@ -20,7 +20,7 @@ from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.tools import Tool
 
-TYPICAL, SPREAD = 0.2, 0.8  # seconds; log-normal, one in a hundred takes more than a second
+TYPICAL, SPREAD = 0.2, 0.8  # seconds; log-normal, one in fifty takes more than a second
 
 
 class SlowUser:
