@@ -36,10 +36,17 @@ async function open() {
   if (own === screen) { opened = true; pressWaiting(); }
 }
 
+/** Give a key to the screen. When that leads elsewhere, the next keys are meant for the screen to come. */
+function press(key) {
+  const here = location.hash;
+  const used = screen?.key(key);
+  if (location.hash !== here) opened = false;
+  return used;
+}
+
 /** Keys that were pressed while a screen was opening: each acts on the screen it was meant for. */
 function pressWaiting() {
-  const here = location.hash;
-  while (waiting.length && location.hash === here) screen.key(waiting.shift());
+  while (waiting.length && opened) press(waiting.shift());
 }
 
 function drawCrumbs() {
@@ -78,7 +85,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.target.closest?.("a, button, summary")) return;
   if (event.key === "?") help.showModal();
   else if (!opened && MOVES.has(event.key)) waiting.push(event.key);
-  else if (!screen?.key(event.key)) return;
+  else if (!press(event.key)) return;
   event.preventDefault();
 });
 
