@@ -46,6 +46,6 @@ def test_ten_thousand_conversations(browser: Browser, tmp_path: Path) -> None:
         print(f"\nopened {opened:.2f} s, longest task {longest:.0f} ms, {megabytes:.0f} MB, load {LOAD:.1f}")
         context.close()
         assert not watch.problems, watch.problems
-        assert opened < 1.0 * LOAD
+        assert opened < 3.0 * LOAD  # speed/view.py tells how fast; here it is only to be no worse by far
         assert longest < 200 * LOAD
         assert megabytes < 200
