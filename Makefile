@@ -66,7 +66,7 @@ test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official cl
 	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
 
 test-shards: $(STAMP) ## compare two processes under torchrun with one
-	$(BIN)/pytest tests/engine/test_shards.py -m slow $(ARGS)
+	$(BIN)/pytest tests/engine/test_shards.py tests/learn/test_torchrun.py -m slow $(ARGS)
 
 test-verl: .venv-verl/.stamp ## let verl on a local Ray hold our conversations, and compare rows and updates
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py $(ARGS)
