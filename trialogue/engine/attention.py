@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from trialogue.engine.linear import wire_linears
 from trialogue.errors import EngineError
 
 Result = TypeVar("Result")
 IMPLEMENTATION = "trialogue"
-FEW_ROWS = 32
 SUPPORTED = (
     "Supported are decoder-only transformers models with full causal attention in every layer "
     "(Llama, SmolLM2, Qwen2, Qwen3, Mistral without sliding window, …) and LFM2 (short convolutions with "
@@ -84,9 +84,7 @@ class Wiring:
                 cast(Any, module).wiring = self
             if is_short_convolution(module):
                 cast(Any, module).forward = MethodType(planned_convolution, module)
-        for module in model.modules():
-            if type(module) is nn.Linear:
-                cast(Any, module).forward = MethodType(linear_of_few, module)
+        wire_linears(model)
         self.shapes = self.probe()
 
     @contextmanager
@@ -208,18 +206,6 @@ def planned_attention(
     query, key = query.to(value.dtype), key.to(value.dtype)
     output = wiring.plan.attend(cast(Any, module).layer_idx, query[0], key[0], value[0], factor)
     return output[None], None
-
-
-def linear_of_few(module: nn.Linear, inputs: Tensor) -> Tensor:
-    """`nn.Linear.forward`, turned round for the few rows of a decoding step on a CPU: matrix libraries share
-    the rows of the first factor among cores, and a handful of tokens leaves nothing to share."""
-    rows = inputs.numel() // inputs.shape[-1]
-    if rows > FEW_ROWS or torch.is_grad_enabled() or inputs.device.type != "cpu":
-        return nn.functional.linear(inputs, module.weight, module.bias)
-    turned = torch.mm(module.weight, inputs.reshape(rows, -1).T).T
-    bias = cast("Tensor | None", module.bias)
-    output = turned.contiguous() if bias is None else turned + bias
-    return output.view(*inputs.shape[:-1], -1)
 
 
 def is_short_convolution(module: nn.Module) -> bool:

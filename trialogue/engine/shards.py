@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.attention import Wiring
+from trialogue.engine.linear import pack_linears
 from trialogue.errors import EngineError
 
 Item = TypeVar("Item")
@@ -105,6 +106,7 @@ class Shards:
 
     def __init__(self, model: PreTrainedModel, wiring: Wiring, world: World) -> None:
         self.model, self.world = model, world
+        pack_linears(model, False)
         policy = MixedPrecisionPolicy()
         if world.device.type == "cuda":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
