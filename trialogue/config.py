@@ -22,6 +22,17 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class InDomain(Section):
+    """What every verb that works in a domain is told first."""
+
+    domain: str = "shop"
+    """A name, module:name, or path to a file or folder."""
+    data: str | None = None
+    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
+    seed: int = 0
+    """Seed of every random choice."""
+
+
 class Limits(Section):
     """When a conversation ends although nobody ended it."""
 
@@ -308,15 +319,9 @@ class EngineChoice(Section):
     """Settings of verl's own, handed over as they are: `trainer.nnodes = 4` under [engine.verl]."""
 
 
-class TrainConfig(Section):
+class TrainConfig(InDomain):
     """Everything `train` can be told."""
 
-    domain: str = "shop"
-    """A name, module:name, or path to a file or folder."""
-    data: str | None = None
-    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
-    seed: int = 0
-    """Seed of every random choice."""
     learner: Learner = Learner()
     user: Speaker = Speaker(model="agenda")
     simulator: Speaker = Speaker()
@@ -363,15 +368,9 @@ class SftSettings(Section):
     """Steps between checkpoints."""
 
 
-class SftConfig(Section):
+class SftConfig(InDomain):
     """Everything `sft` can be told."""
 
-    domain: str = "shop"
-    """A name, module:name, or path to a file or folder."""
-    data: str | None = None
-    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
-    seed: int = 0
-    """Seed of every random choice."""
     learner: Learner = Learner()
     user: Speaker = Speaker(model="agenda")
     sft: SftSettings = SftSettings()
@@ -382,15 +381,9 @@ class SftConfig(Section):
     run: RunSettings = RunSettings()
 
 
-class EvalConfig(Section):
+class EvalConfig(InDomain):
     """Everything `eval` and `rollout` can be told."""
 
-    domain: str = "shop"
-    """A name, module:name, or path to a file or folder."""
-    data: str | None = None
-    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
-    seed: int = 0
-    """Seed of every random choice."""
     agent: Speaker = Speaker(model="oracle")
     user: Speaker = Speaker(model="agenda")
     judge: Speaker = Speaker()
@@ -442,15 +435,9 @@ class Synthesis(Section):
     known all the same."""
 
 
-class SynthesizeConfig(Section):
+class SynthesizeConfig(InDomain):
     """Everything `synthesize` can be told."""
 
-    domain: str = "shop"
-    """A name, module:name, or path to a file or folder."""
-    data: str | None = None
-    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
-    seed: int = 0
-    """Seed of every random choice."""
     agent: Speaker = Speaker(model="oracle")
     user: Speaker = Speaker(model="agenda")
     judge: Speaker = Speaker()
