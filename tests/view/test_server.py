@@ -6,15 +6,15 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from trialogue.view.export import MODULES
 from trialogue.view.records import RunRecords
-from trialogue.view.server import PageServer, open_server, read_page
+from trialogue.view.server import MODULES, PageServer, open_server, read_page
 
 
 @pytest.fixture(scope="module")
@@ -234,14 +234,16 @@ def test_the_page_asks_nobody_else() -> None:
 
 
 def test_the_modules_can_stand_in_one_script() -> None:
-    """An export lays them end to end: no two may give a name to something at their top level."""
-    page = read_page()
-    assert set(MODULES) == {name for name in page if name.endswith(".js")}
+    """They are laid end to end: no two may give a name to something at their top level."""
+    folder = files("trialogue.view").joinpath("page")
+    texts = {item.name: item.read_text() for item in folder.iterdir() if item.name.endswith(".js")}
+    assert set(MODULES) == set(texts)
+    assert [name for name in read_page() if name.endswith(".js")] == ["app.js"]
     pattern = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
-    names = [name for module in MODULES for name in pattern.findall(page[module].decode())]
+    names = [name for module in MODULES for name in pattern.findall(texts[module])]
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
     for number, module in enumerate(MODULES):
-        for needed in re.findall(r'from "\./(\w+\.js)"', page[module].decode()):
+        for needed in re.findall(r'from "\./(\w+\.js)"', texts[module]):
             assert needed in MODULES[:number], f"{module} needs {needed}, which stands after it"
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import Any, cast
 
@@ -53,15 +54,23 @@ class Answers:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._records: dict[str, RunRecords] = {}
+        self._lock = Lock()
 
     def find(self) -> dict[str, RunRecords]:
         """The runs that are in the folder now."""
-        known = self._records
-        self._records = {
-            name: known[name] if name in known else RunRecords(path)
-            for name, path in find_runs(self.root).items()
-        }
-        return self._records
+        with self._lock:
+            known = self._records
+            self._records = {
+                name: known[name] if name in known else RunRecords(path)
+                for name, path in find_runs(self.root).items()
+            }
+            return self._records
+
+    def read_ahead(self) -> None:
+        """Read the run that was written last: most likely it is the first to be asked for."""
+        newest = max(self.find().values(), key=RunRecords.written, default=None)
+        if newest is not None:
+            newest.refresh()
 
     def open(self, name: str) -> RunRecords:
         """The records of a run; only what was found in the folder can be opened."""

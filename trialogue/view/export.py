@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,12 +15,6 @@ from trialogue.index import Entry
 from trialogue.view.answers import Answers, to_row
 from trialogue.view.records import RunRecords
 from trialogue.view.server import read_page
-
-MODULES = (
-    *("dom.js", "source.js", "address.js", "charts.js", "list.js", "transcript.js", "why.js", "tokens.js"),
-    *("compare.js", "conversation.js", "runs.js", "run.js", "app.js"),
-)
-"""The modules of the page, each after those it imports."""
 
 
 def write_export(run: Path, target: Path, identity: str | None = None, most: int = 300) -> dict[str, Any]:
@@ -73,8 +66,7 @@ def choose_entries(records: RunRecords, identity: str | None, most: int) -> list
 def bake(data: dict[str, Any]) -> str:
     """The page as one file: style, script and answers inside."""
     files = {name: content.decode() for name, content in read_page().items()}
-    script = "\n".join(to_plain_script(files[name]) for name in MODULES)
-    style = files["style.css"]
+    script, style = files["app.js"], files["style.css"]
     policy = f"default-src 'none'; script-src {to_hash(script)}; style-src {to_hash(style)}; img-src data:"
     # No text inside can close the element it lies in: JSON has another way to write a '<'.
     answers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -92,12 +84,6 @@ def bake(data: dict[str, Any]) -> str:
         f'<script type="module">{script}</script>\n</body>'
     )
     return page.replace("</body>", ending)
-
-
-def to_plain_script(module: str) -> str:
-    """A module that needs no other: its imports are left out, as what they name stands before it."""
-    without = re.sub(r"^import .*;\n", "", module, flags=re.MULTILINE)
-    return re.sub(r"^export ", "", without, flags=re.MULTILINE)
 
 
 def to_hash(text: str) -> str:

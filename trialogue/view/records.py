@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple, cast
@@ -95,13 +96,15 @@ class RunRecords:
         self.decisions: dict[str, dict[str, Any]] = {}
         """Of synthesised conversations: which were taken, which were not, and why."""
         self.version = 0
-        """Counts up whenever something was read."""
+        """Another one whenever something was read."""
+        self._versions = count(1)
         self.scanning = False
         self._scanner: Thread | None = None
         self._listed: dict[str, dict[int, Entry]] = defaultdict(dict)
         self._ids: dict[str, Entry] | None = None
         self._groups: dict[tuple[str, str], list[Entry]] | None = None
         self._lock = Lock()
+        self._metrics_lock = Lock()  # the list of runs shows metrics and need not wait for conversations
         names = ("metrics", "timings", "index", "decisions")
         self._tails = {name: Tail(path / f"{name}.jsonl") for name in names}
 
@@ -130,14 +133,15 @@ class RunRecords:
 
     def refresh_metrics(self) -> None:
         """Read the new lines of `metrics.jsonl`."""
-        with self._lock:
+        with self._metrics_lock:
             anew, lines = self._tails["metrics"].read()
             if anew:
                 self.metrics.clear()
             for _, line in lines:
                 if value := _to_object(line):
                     self.metrics.append(value)
-            self.version += bool(anew or lines)
+            if anew or lines:
+                self.version = next(self._versions)
 
     def refresh(self) -> None:
         """Read whatever is new. Conversations that no index lists are looked through in the background."""
@@ -145,8 +149,8 @@ class RunRecords:
         with self._lock:
             self._refresh_timings()
             self._refresh_decisions()
-            self._refresh_index()
-            if self.scanning or not self._find_unlisted():
+            sizes = self._refresh_index()
+            if self.scanning or all(self.files[name].covered >= size for name, size in sizes.items()):
                 return
             self.scanning = True
         self._scanner = Thread(target=self._scan, daemon=True, name=f"scan {self.path.name}")
@@ -163,14 +167,17 @@ class RunRecords:
             self.timings.clear()
             self.seconds.clear()
         for at, line in lines:
-            value = _to_object(line)
+            # The seconds of single turns come last and are most of the line; nobody asks for them yet.
+            cut = line.find(b', "turns": [')
+            value = _to_object(line if cut < 0 else line[:cut] + b"}")
             identity, step = value.get("id"), value.get("step")
             if isinstance(identity, str):
                 self.timings[identity] = at
                 head = identity.partition("/")[0].partition(".")[0]
                 if head.isdigit():
-                    for name, seconds in dict[str, float](value.get("seconds", {})).items():
-                        self.seconds[int(head)][name] += seconds
+                    spent = self.seconds[int(head)]
+                    for name, seconds in value.get("seconds", {}).items():
+                        spent[name] += seconds
             elif isinstance(step, int):
                 for name in value.keys() - {"step"}:
                     self.seconds[step][name] += value[name]
@@ -185,7 +192,8 @@ class RunRecords:
         if anew or lines:
             self._forget()
 
-    def _refresh_index(self) -> None:
+    def _refresh_index(self) -> dict[str, int]:
+        """Read the new lines of `index.jsonl`; gives the sizes of the files it should account for."""
         anew, lines = self._tails["index"].read()
         if anew:
             self._listed.clear()
@@ -196,7 +204,7 @@ class RunRecords:
             except ValidationError:
                 continue
             self._listed[entry.file][entry.at] = entry
-        sizes = {file.stem: file.stat().st_size for file in self._trajectory_files()}
+        sizes = self._find_sizes()
         changed = bool(anew or lines)
         for name in [
             name for name in self.files if name not in sizes or self.files[name].covered > sizes[name]
@@ -213,34 +221,39 @@ class RunRecords:
                 changed = True
         if changed:
             self._forget()
+        return sizes
 
     def _forget(self) -> None:
-        self.version += 1
         self._ids = self._groups = None
+        self.version = next(self._versions)
 
-    def _trajectory_files(self) -> list[Path]:
-        folder = self.path / "trajectories"
-        inside = folder.resolve()
-        return sorted(file for file in folder.glob("*.jsonl") if file.resolve().parent == inside)
-
-    def _find_unlisted(self) -> bool:
-        return any(file.stat().st_size > self.files[file.stem].covered for file in self._trajectory_files())
+    def _find_sizes(self) -> dict[str, int]:
+        """Bytes of each file of conversations, by name. Links are not followed."""
+        try:
+            with os.scandir(self.path / "trajectories") as found:
+                return {
+                    item.name.removesuffix(".jsonl"): item.stat().st_size
+                    for item in sorted(found, key=lambda item: item.name)
+                    if item.name.endswith(".jsonl") and item.is_file(follow_symlinks=False)
+                }
+        except OSError:
+            return {}
 
     def _scan(self) -> None:
         """Make the entries that are missing, by reading the conversations themselves."""
         try:
-            for file in self._trajectory_files():
-                known = self.files.get(file.stem)
+            for name in self._find_sizes():
+                known = self.files.get(name)
                 if known is None:
                     continue
-                with file.open("rb") as source:
+                with (self.path / "trajectories" / f"{name}.jsonl").open("rb") as source:
                     source.seek(known.covered)
                     batch: list[Entry | None] = []
                     at = known.covered
                     for line in source:
                         if not line.endswith(b"\n"):
                             break
-                        batch.append(_scan_line(line, file.stem, at))
+                        batch.append(_scan_line(line, name, at))
                         at += len(line)
                         if len(batch) == 64:
                             self._keep(known, batch, at)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -25,6 +27,11 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+MODULES = (
+    *("dom.js", "source.js", "address.js", "charts.js", "list.js", "transcript.js", "why.js", "tokens.js"),
+    *("compare.js", "conversation.js", "runs.js", "run.js", "app.js"),
+)
+"""The modules of the page, each after those it imports."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,12 +48,21 @@ HEADERS = {
 
 
 def read_page() -> dict[str, bytes]:
-    """The files of the page by name; nothing else is ever served."""
-    return {
+    """The files of the page by name; nothing else is ever served. All modules are one script, so that a
+    browser need not come back for what each of them imports."""
+    page = {
         item.name: item.read_bytes()
         for item in files("trialogue.view").joinpath("page").iterdir()
         if Path(item.name).suffix in TYPES
     }
+    script = "\n".join(to_plain_script(page.pop(name).decode()) for name in MODULES)
+    return {**page, "app.js": script.encode()}
+
+
+def to_plain_script(module: str) -> str:
+    """A module that needs no other: its imports are left out, as what they name stands before it."""
+    without = re.sub(r"^import .*;\n", "", module, flags=re.MULTILINE)
+    return re.sub(r"^export ", "", without, flags=re.MULTILINE)
 
 
 class PageServer(ThreadingHTTPServer):
@@ -63,6 +79,7 @@ class PageServer(ThreadingHTTPServer):
 
             self.address_family = AF_INET6
         super().__init__((host, port), _Handler)
+        Thread(target=self.answers.read_ahead, daemon=True, name="read ahead").start()
 
     @property
     def address(self) -> str:
@@ -113,6 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "trialogue"
     sys_version = ""
     timeout = 60
+    wbufsize = -1  # head and body leave together; the second of two small packets would wait for the first
 
     def do_GET(self) -> None:
         self._respond(body=True)

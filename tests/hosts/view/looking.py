@@ -15,12 +15,17 @@ from typing import Any
 from urllib.parse import quote, urlencode
 from urllib.request import urlopen
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)> [a](javascript:alert(4)) "
     "<a href='javascript:alert(5)'>b</a> \x1b[31mred\x1b[0m \u202etxet\u202c {{7*7}} </script><!-- &lt;b&gt;"
 )
+
+
+PATIENCE = 90_000
+"""Milliseconds until something is said not to happen: machines that do much else are slow."""
+expect.set_options(timeout=PATIENCE)
 
 
 def find_runs() -> Path:
@@ -35,7 +40,7 @@ class Site:
 
     def ask(self, question: str, **query: object) -> Any:
         words = urlencode({key: str(value) for key, value in query.items()})
-        with urlopen(f"{self.address}api/{question}?{words}", timeout=30) as answer:
+        with urlopen(f"{self.address}api/{question}?{words}", timeout=PATIENCE / 1000) as answer:
             return json.load(answer)
 
     def find_group(self, run: str = "agent") -> dict[str, Any]:
@@ -99,13 +104,18 @@ class Watch:
             self.note("request", url)
 
 
-def open_page(browser: Browser, allowed: str, **options: Any) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 860}, **options)
-    context.set_default_timeout(20_000)
-    page = context.new_page()
+def new_page(browser: Browser, **options: Any) -> Page:
+    """A page of its own, which is waited for patiently."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
+    context.set_default_timeout(PATIENCE)
+    return context.new_page()
+
+
+def open_page(browser: Browser, allowed: str) -> Iterator[Page]:
+    page = new_page(browser)
     watch = Watch(page, allowed)
     yield page
-    context.close()
+    page.context.close()
     assert not watch.problems, watch.problems
 
 

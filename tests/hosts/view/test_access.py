@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from looking import Site, go
+from looking import Site, go, new_page
 from playwright.sync_api import Browser, Page
 
 AXE = Path(sys.prefix) / "node_modules" / "axe-core" / "axe.min.js"
@@ -29,12 +29,12 @@ def to_address(site: Site, screen: str) -> str:
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_axe_finds_nothing(browser: Browser, site: Site, screen: str, colours: str) -> None:
-    context = browser.new_context(
+    page = new_page(
+        browser,
         color_scheme="dark" if colours == "dark" else "light",
         viewport={"width": 1280, "height": 900},
         bypass_csp=True,  # for axe itself, which is put into the page
     )
-    page = context.new_page()
     go(page, to_address(site, screen))
     page.add_script_tag(path=AXE)
     found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
@@ -45,7 +45,7 @@ def test_axe_finds_nothing(browser: Browser, site: Site, screen: str, colours: s
     ]
     assert found["passes"]
     assert not problems, "\n".join(problems)
-    context.close()
+    page.context.close()
 
 
 @pytest.mark.parametrize("screen", SCREENS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from looking import HOSTILE, Site, Watch, go, run_verb
+from looking import HOSTILE, Site, Watch, go, new_page, run_verb
 from playwright.sync_api import Browser, Page, expect
 
 TAGS = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -53,22 +53,20 @@ def test_the_export(browser: Browser, hostile: Site, tmp_path: Path) -> None:
     target = tmp_path / "hostile.html"
     run_verb(tmp_path, "view", str(folder / "hostile"), "--export", str(target))
     assert HOSTILE.split(" ")[0] not in target.read_text()
-    context = browser.new_context()
-    page = context.new_page()
+    page = new_page(browser)
     watch = Watch(page, target.as_uri())
     page.goto(target.as_uri())
     page.wait_for_selector("body[data-ready]")
     page.locator(".list tbody a").first.click()
     expect(page.locator("article.turn.user .text").first).to_contain_text(TAGS)
     look(page)
-    context.close()
+    page.context.close()
     assert not watch.problems, watch.problems
 
 
 def test_a_foreign_page_gets_nothing(browser: Browser, site: Site) -> None:
     """Another origin in the same browser: it may neither read answers nor put the page into a frame."""
-    context = browser.new_context()
-    page = context.new_page()
+    page = new_page(browser)
     evil = "<!doctype html><p>evil</p>"
     page.route("http://evil.example/", lambda route: route.fulfill(content_type="text/html", body=evil))
     page.goto("http://evil.example/")
@@ -88,4 +86,4 @@ def test_a_foreign_page_gets_nothing(browser: Browser, site: Site) -> None:
         site.address,
     )
     assert framed == "closed"
-    context.close()
+    page.context.close()

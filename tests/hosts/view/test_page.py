@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import Site, Watch, find_runs, go, serve
+from looking import Site, Watch, find_runs, go, new_page, serve
 from playwright.sync_api import Browser, Page, expect
 
 
@@ -257,12 +257,11 @@ def test_a_run_in_progress_is_followed(browser: Browser, tmp_path: Path) -> None
     kept = [line for line in metrics if json.loads(line).get("step", 0) < int(last.stem[-6:])]
     (copy / "metrics.jsonl").write_text("".join(kept))
     with serve(tmp_path / "runs") as site:
-        context = browser.new_context()
-        page = context.new_page()
+        page = new_page(browser)
         watch = Watch(page, site.address)
         go(page, site.to("live"))
         expect(page.locator(".count")).to_contain_text(f"{len(left):,} ")
-        expect(page.locator("#live")).to_have_text("following", timeout=15_000)
+        expect(page.locator("#live")).to_have_text("following")
         last.write_bytes(held)
         place = max(number for number, line in enumerate(metrics) if "kind" not in json.loads(line))
         warned = {**json.loads(metrics[place]), "warnings": ["the entropy is 0.001"]}
@@ -270,10 +269,10 @@ def test_a_run_in_progress_is_followed(browser: Browser, tmp_path: Path) -> None
         for name, lines, before in (("index.jsonl", index, left), ("metrics.jsonl", metrics, kept)):
             with (copy / name).open("a") as file:
                 file.writelines(line for line in lines if line not in before)
-        expect(page.locator(".count")).to_contain_text(f"{len(index):,} ", timeout=15_000)
+        expect(page.locator(".count")).to_contain_text(f"{len(index):,} ")
         expect(page.locator(".figures dd").first).to_contain_text(f"{int(last.stem[-6:])}/")
         expect(page.locator(".health .bad")).to_have_text(f"step {int(last.stem[-6:])}: the entropy is 0.001")
-        context.close()
+        page.context.close()
         assert not watch.problems, watch.problems
 
 
@@ -286,8 +285,7 @@ def test_an_exported_file_asks_for_nothing(
     command = [sys.executable, "-m", "trialogue", "view", str(find_runs() / "agent"), "--export", str(target)]
     more = ["--id", row["id"]] if of_conversation else ["--most", "60"]
     subprocess.run([*command, *more], check=True, capture_output=True)
-    context = browser.new_context(offline=True)
-    page = context.new_page()
+    page = new_page(browser, offline=True)
     watch = Watch(page, target.as_uri())
     page.goto(target.as_uri())
     page.wait_for_selector("body[data-ready]")
@@ -304,5 +302,5 @@ def test_an_exported_file_asks_for_nothing(
         expect(page.locator("article.turn").first).to_be_visible()
         expect(page.locator(".verdict-mark")).to_contain_text("✓")
     assert {url.partition("#")[0] for url in watch.asked if not url.startswith("data:")} == {target.as_uri()}
-    context.close()
+    page.context.close()
     assert not watch.problems, watch.problems

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from looking import Site, go
+from looking import Site, go, new_page
 from playwright.sync_api import Browser
 from test_access import to_address
 
@@ -26,13 +26,13 @@ def test_pictures(
 ) -> None:
     name, screen, colours, wide, tall = picture
     target = Path(os.environ.get("PICTURES") or tmp_path) / f"{name}.png"
-    context = browser.new_context(
+    page = new_page(
+        browser,
         color_scheme="dark" if colours == "dark" else "light",
         viewport={"width": wide, "height": tall},
         device_scale_factor=1.5,
     )
-    page = context.new_page()
     go(page, to_address(site, screen))
     page.screenshot(path=target)
-    context.close()
+    page.context.close()
     assert target.stat().st_size > 20_000

@@ -77,6 +77,7 @@ export function toTick(value) {
 
 export function toSeconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
   if (value < 0.1) return `${Math.round(value * 1000)} ms`;
   if (value < 90) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
   if (value < 5400) return `${Math.round(value / 60)} min`;

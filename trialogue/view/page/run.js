@@ -33,10 +33,8 @@ export class RunScreen {
     this.about = h("section", { class: "about", "aria-label": "Settings and origin" });
     this.listed = h("section", { class: "listed" }, h("h2", {}, "Conversations"), this.form);
     fill(this.place, h("div", { class: "wide" }, this.head, this.health, this.charts, this.listed, this.about));
-    await this.refresh();
-    this.drawForm();
     this.makeList();
-    await this.list.load();
+    await Promise.all([this.refresh().then(() => this.drawForm()), this.list.load()]);
   }
 
   async refresh() {
@@ -122,7 +120,7 @@ export class RunScreen {
     const decided = Object.entries(decisions).filter(([name]) => ["accepted", "to review", "reviewed", "rejected"].includes(name));
     notes.push(...decided.map(([verdict, number]) => h("button", { type: "button", class: `link ${verdict === "rejected" ? "bad" : ""}`, onclick: () => this.narrow({ verdict }) }, `${number.toLocaleString("en")} ${verdict}`)));
     if (scanning) notes.push(h("span", {}, "looking through conversations …"));
-    const share = (number) => toPercent(number / count, number / count < 0.01 ? 1 : 0);
+    const share = (number) => (number / count < 0.001 ? "< 0.1 %" : toPercent(number / count, number / count < 0.01 ? 1 : 0));
     const links = ends.map(([end, number]) => h("button", { type: "button", class: `link ${end}`, title: `${number} conversations`, onclick: () => this.narrow({ end }) }, h("i", { "aria-hidden": "true" }), `${end.replace("_", " ")} ${share(number)}`));
     const strip = s("svg", { class: "segments", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
     let from = 0;

@@ -22,10 +22,10 @@ export class RunsScreen {
   }
 
   async open() {
-    const headings = ["run", "kind", "domain", "agent", "user", "step", "curve", "pass^1", "cost", "begun", "state"];
+    const headings = ["run", "state", "kind", "domain", "agent", "user", "step", "curve", "pass^1", "cost", "begun"];
     this.note = h("p", { class: "muted" });
     fill(this.place, h("section", { class: "wide" }, h("h1", {}, "Runs"), this.note,
-      h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": "Runs" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, headings.map((name) => h("th", { scope: "col" }, name)))), this.body))));
+      h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": "Runs" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, headings.map((name) => h("th", { scope: "col", class: ["step", "pass^1", "cost"].includes(name) ? "number" : null }, name)))), this.body))));
     await this.refresh();
   }
 
@@ -42,6 +42,7 @@ export class RunsScreen {
   draw() {
     fill(this.body, this.runs.map((run, index) => h("tr", { class: index === this.marked ? "marked" : "", onclick: (event) => { if (!event.target.closest("a")) location.hash = toRun(run.name); } },
       h("th", { scope: "row" }, h("a", { href: toRun(run.name) }, plain(run.name))),
+      h("td", {}, state(run)),
       h("td", {}, h("span", { class: `kind ${run.kind}` }, run.kind)),
       h("td", {}, plain(run.domain)),
       h("td", {}, plain(run.model)),
@@ -50,8 +51,7 @@ export class RunsScreen {
       h("td", {}, run.curve.length > 1 ? spark(run.curve) : ""),
       h("td", { class: "number" }, passed(run.pass1)),
       h("td", { class: "number" }, run.cost ? toNumber(run.cost) : ""),
-      h("td", { title: run.created }, toAgo(run.created)),
-      h("td", {}, state(run)))));
+      h("td", { title: run.created }, toAgo(run.created)))));
   }
 
   key(key) {
