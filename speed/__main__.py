@@ -17,22 +17,35 @@ from typing import Any
 
 from speed.measure import ROOT, Figure, Options, find_rates, to_json
 
-MEASUREMENTS = ("episodes", "step", "sample", "update", "latency", "growth", "start")
+MEASUREMENTS = ("episodes", "step", "sample", "update", "latency", "growth", "start", "reach")
 NEEDS_MODEL = {"step", "sample", "update"}
 RESULTS = ROOT / "speed" / "results.json"
 PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+GROWTH = "![CPU seconds over conversations, turns, records, concurrency; dotted: ideal.](images/growth.png)"
 
 
 def to_table(figures: list[Figure]) -> str:
-    lines = ["| what | ours | theirs | times better (range) | against | bound | n |"]
-    lines.append("| --- | ---: | ---: | ---: | --- | ---: | ---: |")
+    lines = [
+        "| what | ours | theirs | times better (range) | against | bound (ours is … times that) | by | n |"
+    ]
+    lines.append("| --- | ---: | ---: | ---: | --- | ---: | --- | ---: |")
     for one in figures:
         theirs = "–" if one.theirs is None else f"{one.theirs:,.4g}"
         ratio = "–" if one.ratio is None else f"{one.ratio:,.3g} ({one.low:,.3g}–{one.high:,.3g})"
-        bound = "–" if one.bound is None else f"{one.bound:,.3g}"
+        away = "" if one.away is None else f" ({one.away:,.3g})"
+        bound = "–" if one.bound is None else f"{one.bound:,.3g}{away}"
         ours = f"{one.ours:,.4g} {one.unit}"
-        cells = (one.name, ours, theirs, ratio, one.against or "–", bound, str(one.repetitions))
+        cells = (
+            one.name,
+            ours,
+            theirs,
+            ratio,
+            one.against or "–",
+            bound,
+            one.bounded_by or "–",
+            str(one.repetitions),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -40,7 +53,9 @@ def to_table(figures: list[Figure]) -> str:
 def write_page(figures: list[Figure]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{to_table(figures)}\n\n{END}{after}", encoding="utf-8")
+    drawn = (PAGE.parent / "images" / "growth.png").exists()
+    parts = [BEGIN, to_table(figures), *([GROWTH] if drawn else []), END]
+    PAGE.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
 
 
 def read_results(path: Path) -> dict[str, list[Figure]]:
@@ -65,7 +80,14 @@ def main() -> None:
     parser.add_argument("--model", help="folder of the model; SmolLM2 from its package where left out")
     parser.add_argument("--trl-python", dest="trl", help="Python of an environment with TRL")
     parser.add_argument("--vllm-python", dest="vllm", help="Python of an environment with vLLM")
-    parser.add_argument("--data", help="folder with TAU2's data; TRIALOGUE_DATA otherwise")
+    parser.add_argument("--llama-server", dest="llama", metavar="FILE", help="llama.cpp's server")
+    parser.add_argument("--gguf", metavar="FILE", help="the model's weights for llama.cpp")
+    parser.add_argument("--data", metavar="DIR", help="folder with TAU2's data; TRIALOGUE_DATA otherwise")
+    parser.add_argument("--tau2-checkout", dest="tau2", metavar="DIR", help="checkout of tau2-bench")
+    parser.add_argument("--tau2-python", help="Python of an environment with what tau2-bench needs")
+    parser.add_argument(
+        "--demo", metavar="DIR", help="folder with finished demonstrations: DIR/*/summary.json"
+    )
     given = parser.parse_args()
     chosen = given.measurements or list(MEASUREMENTS)
     if unknown := set(chosen) - set(MEASUREMENTS):
@@ -73,12 +95,16 @@ def main() -> None:
             f"there is no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASUREMENTS)}"
         )
     model = given.model
-    if model is None and NEEDS_MODEL & set(chosen):
+    needs = NEEDS_MODEL | ({"latency"} if given.trl else set())
+    if model is None and needs & set(chosen):
         from trialogue.engine.models import find_folder
 
         model = find_folder("smollm2")
-    repetitions = 1 if given.quick else given.repetitions
-    options = Options(given.quick, repetitions, model, given.trl, given.vllm, given.data)
+    named = {
+        field.name: getattr(given, field.name) for field in fields(Options) if hasattr(given, field.name)
+    }
+    named |= {"model": model, "repetitions": 1 if given.quick else given.repetitions}
+    options = Options(**named)
     rates = find_rates()
     print(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rates['flops'] / 1e9:.0f} GFLOP/s, "

@@ -1,26 +1,38 @@
-"""256 conversations with a user who takes 200 ms, now and then seconds, to answer.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportPrivateUsage=false
+"""256 conversations with a user who takes 200 ms, now and then seconds, to answer; four answers each.
 
-Nothing can be faster than the conversation whose own user takes longest in all: the critical path. One user
-call after the other, as a loop over tools does, takes the sum.
+Nothing can be faster than the conversation whose own user takes longest in all: the critical path. Beside
+ours runs TRL's own loop over tools, in which asking the user is a tool: it waits for one conversation's
+answer before it asks for the next one's, with plain functions and with coroutines alike. And TRL with a
+`rollout_func` that asks all users at once, but begins the next round when all have answered. The agents say
+what is written down on every side, so that only waiting is measured.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
-from time import perf_counter
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any
 
-from speed.measure import Figure, Options, compare
-from speed.world import make_domain
-from trialogue.score.reward import grade
-from trialogue.talk.rollout import rollout
-from trialogue.talk.scripted import ScriptedModel, call
-from trialogue.task import Task
-from trialogue.trajectory import Reply, Turn
-from trialogue.world.tools import Tool
+from speed.measure import Figure, Options, Part, compare, find_versions, join_versions
+
+if TYPE_CHECKING:  # TRL's environment has none of these
+    from trialogue.talk.scripted import ScriptedModel
+    from trialogue.task import Task
+    from trialogue.trajectory import Reply, Turn
+    from trialogue.world.domain import Domain
+    from trialogue.world.tools import Tool
 
 TYPICAL, SPREAD = 0.2, 0.8  # seconds; log-normal, one in fifty takes more than a second
+ANSWERS = 4
+
+
+def draw_seconds(chance: Random, pace: float) -> float:
+    return TYPICAL * pace * chance.lognormvariate(0.0, SPREAD)
 
 
 class SlowUser:
@@ -30,15 +42,21 @@ class SlowUser:
         self.script, self.chance, self.pace, self.waited = script, chance, pace, 0.0
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        seconds = TYPICAL * self.pace * self.chance.lognormvariate(0.0, SPREAD)
+        seconds = draw_seconds(self.chance, self.pace)
         self.waited += seconds
         await asyncio.sleep(seconds)
         return await self.script.reply(turns, tools)
 
 
-async def hold(conversations: int, seed: int, pace: float) -> tuple[float, float, float]:
+async def hold(
+    world: tuple[Domain, list[Task]], conversations: int, seed: int, pace: float
+) -> tuple[float, float, float]:
     """Seconds taken, seconds of the critical path, and of all users' answers one after the other."""
-    domain, tasks = make_domain()
+    from trialogue.score.reward import grade
+    from trialogue.talk.rollout import rollout
+    from trialogue.talk.scripted import ScriptedModel, call
+
+    domain, tasks = world
     users: list[SlowUser] = []
 
     def agent(task: Task, seed: int) -> ScriptedModel:
@@ -64,26 +82,128 @@ async def hold(conversations: int, seed: int, pace: float) -> tuple[float, float
     return seconds, max(user.waited for user in users), sum(user.waited for user in users)
 
 
-def measure(options: Options) -> list[Figure]:
-    conversations, pace = (16, 0.1) if options.quick else (256, 1.0)
-    found = [asyncio.run(hold(conversations, seed, pace)) for seed in range(options.repetitions)]
-    name = f"{conversations} conversations, user latency {TYPICAL * pace * 1000:.0f} ms with a long tail"
-    critical = sum(path for _, path, _ in found) / len(found)
-    return [
-        compare(
-            name,
-            "s",
-            [(seconds, path) for seconds, path, _ in found],
-            "critical path (1 is the bound)",
-            bound=critical,
-            bounded_by="the conversation whose user takes longest",
-        ),
-        compare(
-            name,
-            "s",
-            [(seconds, every) for seconds, _, every in found],
-            "one user call after the other (sum of the waits)",
-            bound=critical,
-            bounded_by="the conversation whose user takes longest",
-        ),
+def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> Callable[[], dict[str, Any]]:
+    import tempfile
+
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_chat_template
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = qwen3_chat_template
+    asks, leaves = (
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (
+            '<tool_call>\n{"name": "ask", "arguments": {"text": "Which order?"}}\n</tool_call><|im_end|>',
+            "Bye.<|im_end|>",
+        )
+    )
+    seeds = count()
+
+    class Desk:
+        """What TRL calls an environment: its methods are the tools of one conversation."""
+
+        def reset(self, number: int, seed: int, **_: Any) -> None:
+            self._chance = Random(f"{seed}/{number}")
+
+        def ask(self, text: str) -> str:
+            """Ask the user.
+
+            Args:
+                text: What to ask.
+            """
+            sleep(draw_seconds(self._chance, pace))
+            return "W1"
+
+    def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        chances = [Random(f"{trainer.seed_of_run}/{number}") for number in range(len(prompts))]
+
+        async def ask_all() -> None:
+            await asyncio.gather(*(asyncio.sleep(draw_seconds(chance, pace)) for chance in chances))
+
+        for _ in range(ANSWERS):
+            asyncio.run(ask_all())
+        ids = [leaves] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[0.0] * len(leaves)] * len(prompts)}
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [float(number % 2) for number in range(len(completions))]
+
+    rows = [
+        {"prompt": [{"role": "user", "content": "Cancel my order."}], "number": number}
+        for number in range(conversations)
     ]
+    scratch = tempfile.mkdtemp()
+    trainer = GRPOTrainer(
+        folder,
+        reward,
+        GRPOConfig(
+            output_dir=scratch,
+            use_cpu=True,
+            bf16=False,
+            beta=0.0,
+            per_device_train_batch_size=conversations,
+            num_generations=2,
+            max_completion_length=1024,
+            report_to=[],
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        **{"rollout_func": roll_out} if rounds else {"environment_factory": Desk},
+    )
+    trainer.model.train()
+
+    def run() -> dict[str, Any]:
+        seed, turn = next(seeds), count()
+        trainer.seed_of_run = seed
+
+        def speak(prompts: list[Any], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+            """In the model's place."""
+            return [
+                list(asks if number < ANSWERS else leaves) for number in [next(turn)] for _ in prompts
+            ], None
+
+        trainer._generate_single_turn = speak
+        started = perf_counter()
+        held = trainer._generate_and_score_completions([{**row, "seed": seed} for row in rows])
+        seconds = perf_counter() - started
+        assert rounds or next(turn) == ANSWERS + 1, "not every answer was asked for"
+        return {"seconds": seconds, "conversations": len(held["completion_ids"])}
+
+    return run
+
+
+PARTS = {"TRL": wait_in_trl}
+
+
+def measure(options: Options) -> list[Figure]:
+    from speed.world import make_domain
+
+    conversations, pace = (32, 0.2) if options.quick else (256, 1.0)
+    name = f"{conversations} conversations, user latency {TYPICAL * pace * 1000:.0f} ms with a long tail"
+    world = make_domain()
+    asyncio.run(hold(world, conversations, 0, 0.0))  # what is found once per domain is found here
+    found = [asyncio.run(hold(world, conversations, seed, pace)) for seed in range(options.repetitions)]
+    bound = sum(path for _, path, _ in found) / len(found)
+    by = "critical path: the conversation whose user takes longest"
+    path = [(seconds, path) for seconds, path, _ in found]
+    figures = [compare(name, "s", path, "critical path (1 is the bound)", bound=bound, bounded_by=by)]
+    if options.trl is None or options.model is None:
+        print("latency: TRL left out, name the Python of an environment with it by --trl-python")
+        pairs = [(seconds, every) for seconds, _, every in found]
+        against = "one user call after the other (sum of the waits, computed)"
+        return [*figures, compare(name, "s", pairs, against, bound=bound, bounded_by=by)]
+    settings = {"folder": options.model, "conversations": conversations, "pace": pace}
+    for rounds, against, repetitions in (
+        (False, "TRL's tool loop", 1),  # it takes minutes, and always the sum of the waits
+        (True, "TRL, rollout_func in rounds", options.repetitions),
+    ):
+        with Part("latency", "TRL", options.trl, **settings, rounds=rounds) as part:
+            theirs = [part.run() for _ in range(repetitions)]
+        assert all(one["conversations"] == conversations for one in theirs)
+        pairs = [(ours[0], other["seconds"]) for ours, other in zip(found, theirs, strict=False)]
+        versions = join_versions({"versions": find_versions()}, theirs[0], "TRL")
+        against = against.replace("TRL", f"TRL {versions['trl']}", 1)
+        figures.append(compare(name, "s", pairs, against, bound=bound, bounded_by=by, versions=versions))
+    return figures

@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 QUIET = {
     "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -41,13 +42,19 @@ class Options:
     model: str | None = None  # folder of SmolLM2
     trl: str | None = None  # Pythons of the peers' environments
     vllm: str | None = None
+    llama: str | None = None  # llama.cpp's server
+    gguf: str | None = None  # and the same weights as it reads them
     data: str | None = None  # folder with TAU2's data
+    tau2: str | None = None  # checkout of tau2-bench, and the Python to run it
+    tau2_python: str | None = None
+    demo: str | None = None  # folder of finished demonstrations
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One line of the table. `ratio` is how many times better ours is, with the range over repetitions;
-    `bound` is what the machine would allow at most, in the same unit, and `bounded_by` says by what."""
+    `bound` is what the machine would allow at most, in the same unit, and `bounded_by` says by what; `away`
+    is how many times worse ours is than that."""
 
     name: str
     ours: float
@@ -61,6 +68,7 @@ class Figure:
     repetitions: int = 1
     bound: float | None = None
     bounded_by: str = ""
+    away: float | None = None
 
 
 def compare(
@@ -76,9 +84,10 @@ def compare(
 ) -> Figure:
     """A figure of alternating repetitions (ours, theirs): medians, and the range of the ratios."""
     ratios = [ours / theirs if more_is_better else theirs / ours for ours, theirs in pairs]
+    middle = median(ours for ours, _ in pairs)
     return Figure(
         name,
-        median(ours for ours, _ in pairs),
+        middle,
         median(theirs for _, theirs in pairs),
         unit,
         median(ratios),
@@ -89,6 +98,7 @@ def compare(
         len(pairs),
         bound,
         bounded_by,
+        (bound / middle if more_is_better else middle / bound) if bound else None,
     )
 
 
@@ -116,17 +126,30 @@ def alone(
         len(values),
         bound,
         bounded_by,
+        median(values) / bound if bound else None,
     )
 
 
-def find_versions(*packages: str) -> dict[str, str]:
+PACKAGES = ("trialogue", "torch", "transformers", "trl", "vllm", "tau2")
+
+
+def find_versions() -> dict[str, str]:
+    """Of this process: Python, and those of the packages that it has loaded."""
     found = {"python": platform.python_version()}
-    for package in ("trialogue", *packages):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    for package in PACKAGES:
+        if package in sys.modules or package == "trialogue":
+            with suppress(metadata.PackageNotFoundError):
+                found[package] = metadata.version(package)
     return found
+
+
+def join_versions(ours: dict[str, Any], theirs: dict[str, Any], peer: str) -> dict[str, str]:
+    """What both sides ran with; where they differ, the peer's carries its name."""
+    joined: dict[str, str] = dict(ours["versions"])
+    for package, version in theirs["versions"].items():
+        same = joined.get(package, version) == version
+        joined[package if same else f"{package} of {peer}"] = version
+    return joined
 
 
 def find_peak() -> float:
@@ -161,15 +184,18 @@ class Part:
         for line in self.process.stdout:
             if line.startswith("> "):
                 return json.loads(line[2:])
-        sys.exit(f"{self.name} failed with status {self.process.wait()}; its error stands above")
+        self.__exit__()
+        sys.exit(f"{self.name} failed with status {self.process.returncode}; its error stands above")
 
     def __enter__(self) -> Part:
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def serve(module: str, name: str, settings: dict[str, Any]) -> None:
@@ -177,15 +203,28 @@ def serve(module: str, name: str, settings: dict[str, Any]) -> None:
     run: Callable[[], dict[str, Any]] = import_module(f"speed.{module}").PARTS[name](**settings)
     say = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115 - whatever becomes of sys.stdout
     say.write("> {}\n")
-    say.writelines(f"> {json.dumps({**run(), 'peak': find_peak()})}\n" for _ in sys.stdin)
+    for _ in sys.stdin:
+        result = run()
+        say.write(f"> {json.dumps({'peak': find_peak(), 'versions': find_versions(), **result})}\n")
 
 
-def alternate(parts: Sequence[Callable[[], Part]], repetitions: int) -> list[list[dict[str, Any]]]:
-    """Results of each part, one run of each in turn, so that a change of the machine's pace meets all."""
-    with ExitStack() as stack:
-        made = [stack.enter_context(make()) for make in parts]
-        rounds = [[part.run() for part in made] for _ in range(repetitions)]
+def alternate(
+    parts: Sequence[Callable[[], Part]], repetitions: int, *, anew: bool = False
+) -> list[list[dict[str, Any]]]:
+    """Results of each part, one run of each in turn, so that a change of the machine's pace meets all. With
+    `anew` every run has a process of its own, which is what its peak memory is of."""
+    if anew:
+        rounds = [[run_once(make) for make in parts] for _ in range(repetitions)]
+    else:
+        with ExitStack() as stack:
+            made = [stack.enter_context(make()) for make in parts]
+            rounds = [[part.run() for part in made] for _ in range(repetitions)]
     return [list(results) for results in zip(*rounds, strict=True)]
+
+
+def run_once(make: Callable[[], Part]) -> dict[str, Any]:
+    with make() as part:
+        return part.run()
 
 
 # -- what the machine allows -------------------------------------------------------------------------------

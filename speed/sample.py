@@ -1,36 +1,47 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
-"""Sampling for 32 conversations of 6 turns that share their first 500 or 2,000 tokens, on SmolLM2-135M.
+"""Sampling on SmolLM2-135M: 32 conversations of 6 turns that share their first 500 or 2,000 tokens, and plain
+batches of 1, 8 and 32.
 
 Every side gets the same token ids in and gives the same number out; a peer keeps of earlier turns what it can
-keep: transformers' `generate` nothing, vLLM what its prefix cache holds.
+keep: transformers' `generate` nothing, its continuous batching and vLLM what their prefix caches hold, the
+server of llama.cpp a slot for each conversation. All compute in float32, llama.cpp with the weights of the
+file it is given and a cache of halves, which is its default.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
+from itertools import count
+from time import perf_counter, sleep
 from typing import Any
 
-from speed.measure import Figure, Options, Part, alternate, compare, find_rates, find_versions
-from speed.step import make_prompt
+from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
+from speed.step import BODY, EMBEDDING, make_prompt
 
 OWN, OBSERVED = 24, 24  # tokens of a conversation's own first message, and after each reply but the last
+CACHED = (
+    2 * 30 * 3 * 64 * 4
+)  # bytes that SmolLM2 keeps of a token: keys and values, layers, heads, size, float32
+RUNS = count()
+
+Reply = Callable[[list[list[int]]], list[list[int]]]
 
 
-def converse(
-    prompt: Sequence[int], talks: int, turns: int, reply: Callable[[list[list[int]]], list[list[int]]]
-) -> dict[str, Any]:
-    """All conversations, turn by turn; `reply` continues every row."""
-    rows = [[*prompt, *(5000 + (31 * talk + place) % 997 for place in range(OWN))] for talk in range(talks)]
-    started, count = perf_counter(), 0
+def converse(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> dict[str, Any]:
+    """All conversations, turn by turn; `reply` continues every row. The first token is another one in every
+    run, so that no cache holds anything of the run before."""
+    shared = [1000 + next(RUNS), *prompt[1:]]
+    rows = [[*shared, *(5000 + (31 * talk + place) % 997 for place in range(OWN))] for talk in range(talks)]
+    started, said = perf_counter(), 0
     for turn in range(turns):
-        for row, said in zip(rows, reply(rows), strict=True):
-            count += len(said)
-            row += said
+        for row, new in zip(rows, reply(rows), strict=True):
+            said += len(new)
+            row += new
             row += [6000 + (turn * 17 + place) % 991 for place in range(OBSERVED)]
-    return {"rate": count / (perf_counter() - started), "tokens": count}
+    return {"rate": said / (perf_counter() - started), "tokens": said}
 
 
 def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> Callable[[], dict[str, Any]]:
@@ -51,7 +62,7 @@ def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
         return [completion.tokens for (completion,) in await asyncio.gather(*asked)]
 
     def run() -> dict[str, Any]:
-        loop.run_until_complete(engine.publish())  # nothing is left of the run before
+        loop.run_until_complete(engine.publish())  # lets go of what the run before has kept
         return converse(shared, talks, turns, lambda rows: loop.run_until_complete(everyone(rows)))
 
     return run
@@ -76,6 +87,33 @@ def sample_generate(
     return lambda: converse(shared, talks, turns, reply)
 
 
+def sample_continuous(
+    folder: str, prompt: int, talks: int, turns: int, new: int
+) -> Callable[[], dict[str, Any]]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+
+    _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    page = 32
+    longest = prompt + OWN + turns * (new + OBSERVED)
+    room = ContinuousBatchingConfig(
+        page_size=page, num_blocks=talks * (longest // page + 2), max_batch_tokens=2048
+    )
+    asked = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+
+    def reply(rows: list[list[int]]) -> list[list[int]]:
+        found = model.generate_batch(rows, asked, room, persistent_manager=True, warmup=False)
+        return [item.generated_tokens for _, item in sorted(found.items(), key=number_of)]
+
+    return lambda: converse(shared, talks, turns, reply)
+
+
+def number_of(item: tuple[str, Any]) -> int:
+    """Of a request named `req_12`."""
+    return int(item[0].rsplit("_", 1)[1])
+
+
 def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> Callable[[], dict[str, Any]]:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
@@ -89,9 +127,68 @@ def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
         found = model.generate([{"prompt_token_ids": row} for row in rows], params, use_tqdm=False)
         return [list(item.outputs[0].token_ids) for item in found]
 
+    return lambda: converse(shared, talks, turns, reply)
+
+
+def sample_llama(
+    folder: str, prompt: int, talks: int, turns: int, new: int, server: str, gguf: str
+) -> Callable[[], dict[str, Any]]:
+    import atexit
+    import json
+    import socket
+    import subprocess
+    from concurrent.futures import ThreadPoolExecutor
+    from urllib.request import Request, urlopen
+
+    from transformers import AutoTokenizer
+
+    _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
+    longest = prompt + OWN + turns * (new + OBSERVED)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count()))
+    sizes = ["-c", str(talks * (longest + 64)), "-np", str(talks), "-t", threads, "-tb", threads]
+    command = [server, "-m", gguf, "--port", str(port), *sizes, "--no-webui", "--log-disable"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    atexit.register(process.terminate)
+
+    def ask(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(f"http://127.0.0.1:{port}/{path}", data, {"Content-Type": "application/json"})
+        with urlopen(request) as answer:
+            return json.load(answer)
+
+    def is_ready() -> bool:
+        try:
+            return ask("health")["status"] == "ok"
+        except OSError:  # not listening yet, or still loading
+            assert process.poll() is None, f"{server} has ended with status {process.returncode}"
+            return False
+
+    while not is_ready():
+        sleep(0.2)
+    build = str(ask("props").get("build_info", "unknown"))
+    settings = {
+        "n_predict": new,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    }
+    pool = ThreadPoolExecutor(talks)
+
+    def say(number: int, row: list[int]) -> list[int]:
+        asked = {"prompt": row, "id_slot": number, "cache_prompt": True, "return_tokens": True, **settings}
+        return ask("completion", asked)["tokens"]
+
+    def reply(rows: list[list[int]]) -> list[list[int]]:
+        return list(pool.map(say, range(len(rows)), rows))
+
     def run() -> dict[str, Any]:
-        model.reset_prefix_cache()
-        return converse(shared, talks, turns, reply)
+        versions = {"llama.cpp": build, "gguf": os.path.basename(gguf)}
+        return {**converse(shared, talks, turns, reply), "versions": versions}
 
     return run
 
@@ -99,48 +196,84 @@ def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
 PARTS = {
     "ours": sample_ours,
     "transformers generate": sample_generate,
+    "transformers continuous batching": sample_continuous,
     "vLLM": sample_vllm,
+    "llama.cpp server": sample_llama,
 }
+Case = tuple[int, int, int, int]  # tokens shared, conversations, turns, new tokens in each
 
 
 def measure(options: Options) -> list[Figure]:
-    assert options.model is not None
-    talks, turns, new = (3, 2, 4) if options.quick else (32, 6, 32)
-    prompts = (64,) if options.quick else (500, 2000)
+    talks: list[Case] = [(64, 3, 2, 4)] if options.quick else [(500, 32, 6, 32), (2000, 32, 6, 32)]
+    plain: list[Case] = [(8, 2, 1, 4)] if options.quick else [(8, size, 1, 128) for size in (1, 8, 32)]
     rates = find_rates()
     figures: list[Figure] = []
-    for prompt in prompts:
-        settings = {"folder": options.model, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
-        peers: list[tuple[str, str | None, int]] = [("transformers generate", None, 1)]
+    for case in talks:
+        slow = 1 if options.quick else min(3, options.repetitions)  # these take minutes
+        figures.append(match(case, "transformers generate", None, slow, options, rates))
+        figures.append(match(case, "transformers continuous batching", None, slow, options, rates))
         if options.vllm is not None:
-            peers.append(("vLLM", options.vllm, options.repetitions))
+            figures.append(match(case, "vLLM", options.vllm, options.repetitions, options, rates))
         else:
             print("sample: vLLM left out, name the Python of an environment with it by --vllm-python")
-        tokens = talks * turns * new
-        seen = prompt + talks * (OWN + turns * (new + OBSERVED))
-        body, embedding = 106.2e6, 28.3e6
-        bound = tokens / ((2 * body * seen + 2 * embedding * tokens) / rates["flops"])
-        for peer, python, repetitions in peers:
-            ours, theirs = alternate(
-                [
-                    partial(Part, "sample", "ours", **settings),
-                    partial(Part, "sample", peer, python, **settings),
-                ],
-                repetitions if options.quick else repetitions + 1,
-            )
-            rows = list(zip(ours, theirs, strict=True))
-            rows = rows if len(rows) == 1 else rows[1:]  # the first one warms up
-            assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
-            figures.append(
-                compare(
-                    f"sampling, {talks} conversations × {turns} turns, shared prefix {prompt:,}",
-                    "tokens/s",
-                    [(one["rate"], other["rate"]) for one, other in rows],
-                    peer,
-                    more_is_better=True,
-                    bound=bound,
-                    bounded_by="every distinct token once, at GEMM speed",
-                    versions=find_versions("torch", "transformers"),
-                )
-            )
+        if options.llama is not None and options.gguf is not None:
+            more = {"server": options.llama, "gguf": options.gguf}
+            repetitions = options.repetitions
+            figures.append(match(case, "llama.cpp server", None, repetitions, options, rates, **more))
+        else:
+            print("sample: llama.cpp left out, name its server by --llama-server and its weights by --gguf")
+    for case in plain:
+        figures.append(match(case, "transformers generate", None, options.repetitions, options, rates))
+        if options.vllm is not None:
+            figures.append(match(case, "vLLM", options.vllm, options.repetitions, options, rates))
     return figures
+
+
+def match(
+    case: Case,
+    peer: str,
+    python: str | None,
+    repetitions: int,
+    options: Options,
+    rates: dict[str, float],
+    **more: str,
+) -> Figure:
+    prompt, talks, turns, new = case
+    settings = {"folder": options.model, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
+    ours, theirs = alternate(
+        [
+            partial(Part, "sample", "ours", **settings),
+            partial(Part, "sample", peer, python, **settings, **more),
+        ],
+        repetitions + 1,  # the first one warms up
+    )
+    rows = list(zip(ours, theirs, strict=True))[1:]
+    tokens = talks * turns * new
+    assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
+    told = (
+        f"{talks} conversations × {turns} turns, shared prefix {prompt:,}"
+        if turns > 1
+        else f"batch of {talks}"
+    )
+    return compare(
+        f"sampling, {told}",
+        "tokens/s",
+        [(one["rate"], other["rate"]) for one, other in rows],
+        peer,
+        more_is_better=True,
+        bound=tokens / find_least(case, rates),
+        bounded_by="GEMM for what is read, memory bandwidth or GEMM for each step",
+        versions=join_versions(ours[0], theirs[0], peer),
+    )
+
+
+def find_least(case: Case, rates: dict[str, float]) -> float:
+    """Seconds that the machine needs at least: distinct tokens that are only read go through the body once,
+    at the speed of large products; every step of new tokens brings all weights and what is kept of all
+    conversations from memory, and multiplies them."""
+    prompt, talks, turns, new = case
+    read = prompt + talks * (OWN + (turns - 1) * OBSERVED)
+    kept = prompt + talks * (OWN + turns * new + (turns - 1) * OBSERVED) / 2  # on average
+    brought = ((BODY + EMBEDDING) * 4 + kept * CACHED) / rates["bytes"]
+    multiplied = 2 * (BODY + EMBEDDING) * talks / rates["flops"]
+    return 2 * BODY * read / rates["flops"] + turns * new * max(brought, multiplied)

@@ -2,8 +2,11 @@
 # pyright: reportMissingImports=false, reportPrivateUsage=false
 """One GRPO step on SmolLM2-135M, ours and TRL's: eight siblings of one prompt, sampled and learned from.
 
-In several turns an observation follows each reply but the last; TRL's side then is a `rollout_func` that
-calls `generate` for all siblings at once, turn by turn, as its documentation shows.
+Every repetition has a process of its own, in which a tiny step warms up before the one that is measured. In
+several turns an observation follows each reply but the last; TRL's side then is a `rollout_func` that calls
+`generate` for all siblings at once, turn by turn, as its documentation shows. It gives no log-probabilities:
+TRL takes them from the sampler only where that is vLLM, and making them would cost it more. Nor does TRL
+compute its gradients twice (checkpointing), but in micro-batches where memory asks for them.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from speed.measure import Figure, Options, Part, alternate, compare, find_rates, find_versions
+from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
 
 SIBLINGS = 8
 OBSERVED = 32  # tokens after each reply but the last
-CASES = ((512, 128, 1), (512, 128, 4), (2048, 128, 1), (512, 512, 4))
+BODY, EMBEDDING = 106.2e6, 28.3e6  # weights; the embedding is the output matrix too
+CASES = ((512, 128, 1), (512, 128, 4), (2048, 128, 1), (512, 512, 4), (2048, 512, 4))
+LONG = 6000  # tokens of all siblings together from which on a step takes minutes
+FITTING = 6000  # tokens that TRL can learn from at once in 16 GB
+WARM = (64, 16)  # prompt and new tokens of the step that warms up
 WORDS = [
     "the",
     "order",
@@ -54,12 +61,11 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
     from trialogue.engine.torch_engine import TorchEngine
     from trialogue.learn.grpo import PolicyLoss, advantages
 
-    _, first = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     engine = TorchEngine(folder, EngineSettings(device="cpu"))
-    params = SamplingParams(max_tokens=new // turns, seed=1)
 
-    async def talk(number: int, share: float) -> Row:
-        tokens, mask, logprobs = list(first), [0] * prompt, [0.0] * prompt
+    async def talk(number: int, share: float, first: list[int], params: SamplingParams) -> Row:
+        tokens, mask, logprobs = list(first), [0] * len(first), [0.0] * len(first)
         for turn in range(turns):
             (reply,) = await engine.sample([tokens], params, session=str(number))
             tokens += reply.tokens
@@ -71,10 +77,14 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
                 logprobs += [0.0] * OBSERVED
         return Row(tokens, mask, logprobs, [share] * len(tokens))
 
-    async def step() -> dict[str, Any]:
+    async def step(prompt: int, new: int) -> dict[str, Any]:
+        _, first = make_prompt(tokenizer, prompt)
+        params = SamplingParams(max_tokens=new // turns, seed=1)
         started = perf_counter()
         shares = advantages([float(number % 2) for number in range(SIBLINGS)])
-        rows = await asyncio.gather(*(talk(number, share) for number, share in enumerate(shares)))
+        rows = await asyncio.gather(
+            *(talk(number, share, first, params) for number, share in enumerate(shares))
+        )
         sampled = perf_counter()
         await engine.forward_backward(list(rows), PolicyLoss(LossSettings()))
         await engine.optim_step(OptimParams(learning_rate=1e-6))
@@ -84,7 +94,8 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
         return {"generation": sampled - started, "update": updated - sampled, "tokens": tokens}
 
     loop = asyncio.new_event_loop()
-    return lambda: loop.run_until_complete(step())
+    loop.run_until_complete(step(*WARM))
+    return lambda: loop.run_until_complete(step(prompt, new))
 
 
 def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dict[str, Any]]:
@@ -95,41 +106,27 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
     from trl import GRPOConfig, GRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    text, first = make_prompt(tokenizer, prompt)
-    clock: dict[str, float] = {}
-    counts: dict[str, int] = {}
-
-    class Watch(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            clock.setdefault("begin", perf_counter())
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            clock["end"] = perf_counter()
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(number % 2) for number in range(len(completion_ids))]
 
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    def roll_out(first: list[int], new: int, prompts: list[str], trainer: Any) -> dict[str, Any]:
         import torch
 
         ids = torch.tensor([first] * len(prompts))
         mask: list[int] = []
         model = trainer.accelerator.unwrap_model(trainer.model)
+        sizes = {"min_new_tokens": new // turns, "max_new_tokens": new // turns}
         for turn in range(turns):
             with torch.no_grad():
                 ids = model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    do_sample=True,
-                    top_k=0,
-                    min_new_tokens=new // turns,
-                    max_new_tokens=new // turns,
+                    ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, **sizes
                 )
             mask += [1] * (new // turns)
             if turn + 1 < turns:
                 ids = torch.cat([ids, torch.tensor([first[:OBSERVED]] * len(prompts))], 1)
                 mask += [0] * OBSERVED
-        said = ids[:, prompt:].tolist()
+        said = ids[:, len(first) :].tolist()
         return {
             "prompt_ids": [first] * len(prompts),
             "completion_ids": said,
@@ -137,9 +134,16 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
             "env_mask": [mask] * len(prompts),
         }
 
-    def step() -> dict[str, Any]:
-        clock.clear()
-        clock["generation"] = 0.0
+    def step(prompt: int, new: int) -> dict[str, Any]:
+        text, first = make_prompt(tokenizer, prompt)
+        longest = new + (turns - 1) * OBSERVED
+        parts = next(n for n in (1, 2, 4, 8) if SIBLINGS * (prompt + longest) <= n * FITTING)
+        clock = {"generation": 0.0, "tokens": 0.0}
+
+        class Watch(TrainerCallback):
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                clock["end"] = perf_counter()
+
         with tempfile.TemporaryDirectory() as scratch:
             config = GRPOConfig(
                 output_dir=scratch,
@@ -147,9 +151,10 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
                 bf16=False,
                 beta=0.0,
                 learning_rate=1e-6,
-                per_device_train_batch_size=SIBLINGS,
+                per_device_train_batch_size=SIBLINGS // parts,
+                gradient_accumulation_steps=parts,
                 num_generations=SIBLINGS,
-                max_completion_length=new + (turns - 1) * OBSERVED,
+                max_completion_length=longest,
                 generation_kwargs={"min_new_tokens": new},
                 max_steps=1,
                 report_to=[],
@@ -165,25 +170,27 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
                 config,
                 train_dataset=Dataset.from_list([{"prompt": text}] * SIBLINGS),
                 callbacks=[Watch()],
-                rollout_func=rollout if turns > 1 else None,
+                rollout_func=partial(roll_out, first, new) if turns > 1 else None,
             )
             generate = trainer._generate
 
             def timed(*arguments: Any, **more: Any) -> Any:
-                # The first batch is fetched before the step is announced: the step begins here at the latest.
                 began = perf_counter()
-                clock.setdefault("begin", began)
+                clock.setdefault("begin", began)  # what is sampled is the first thing of a step
                 result = generate(*arguments, **more)
                 clock["generation"] += perf_counter() - began
-                counts["tokens"] = SIBLINGS * new
+                masks = result[2] or [[1] * len(said) for said in result[1]]
+                clock["tokens"] += sum(map(sum, masks))
                 return result
 
             trainer._generate = timed
             trainer.train()
         whole = clock["end"] - clock["begin"]
-        return {"generation": clock["generation"], "update": whole - clock["generation"], **counts}
+        update = whole - clock["generation"]
+        return {"generation": clock["generation"], "update": update, "tokens": int(clock["tokens"])}
 
-    return step
+    step(*WARM)
+    return lambda: step(prompt, new)
 
 
 PARTS = {"ours": step_ours, "TRL": step_trl}
@@ -195,22 +202,24 @@ def measure(options: Options) -> list[Figure]:
         return []
     assert options.model is not None
     cases = ((64, 16, 1), (64, 16, 2)) if options.quick else CASES
-    repetitions = options.repetitions if options.quick else max(1, min(3, options.repetitions))
     rates = find_rates()
     figures: list[Figure] = []
     for prompt, new, turns in cases:
         settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
+        is_long = SIBLINGS * (prompt + new) > LONG
         ours, theirs = alternate(
             [
                 partial(Part, "step", "ours", **settings),
                 partial(Part, "step", "TRL", options.trl, **settings),
             ],
-            repetitions + 1,  # the first one warms up
+            min(3, options.repetitions) if is_long else options.repetitions,
+            anew=True,
         )
-        rows = list(zip(ours, theirs, strict=True))[1:]
+        rows = list(zip(ours, theirs, strict=True))
         assert all(one["tokens"] == other["tokens"] == SIBLINGS * new for one, other in rows)
         case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
-        bound = count_flops(prompt, new, turns) / rates["flops"]
+        versions = join_versions(ours[0], theirs[0], "TRL")
+        bounds = find_least(prompt, new, turns, rates)
         for name in ("step", "generation", "update"):
             pairs = [(take(one, name), take(other, name)) for one, other in rows]
             figures.append(
@@ -218,14 +227,23 @@ def measure(options: Options) -> list[Figure]:
                     f"GRPO {name}, {case}",
                     "s",
                     pairs,
-                    "TRL 1.16",
-                    bound=bound if name == "step" else None,
-                    bounded_by="every distinct token once forward, once more with gradient, at GEMM speed",
-                    versions=find_versions("torch", "transformers"),
+                    f"TRL {versions['trl']}",
+                    bound=bounds[name],
+                    bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
+                    versions=versions,
                 )
             )
-        memory = [(one["peak"], other["peak"]) for one, other in rows]
-        figures.append(compare(f"peak memory of the step, {case}", "GB", memory, "TRL 1.16"))
+        figures.append(
+            compare(
+                f"peak memory of the step, {case}",
+                "GB",
+                [(one["peak"], other["peak"]) for one, other in rows],
+                f"TRL {versions['trl']}",
+                bound=(BODY + EMBEDDING) * 16 / 1e9,
+                bounded_by="weights, gradients and Adam's two moments in float32",
+                versions=versions,
+            )
+        )
     return figures
 
 
@@ -233,12 +251,14 @@ def take(result: dict[str, Any], name: str) -> float:
     return result["generation"] + result["update"] if name == "step" else result[name]
 
 
-def count_flops(
-    prompt: int, new: int, turns: int, weights: float = 134.5e6, embedding: float = 28.3e6
-) -> float:
-    """Two operations for each weight and token forward, four backward; prompts once for all siblings; the
-    output matrix, which is the embedding, only where tokens are sampled."""
-    own = SIBLINGS * (new + (turns - 1) * OBSERVED)
-    body = 2 * (weights - embedding) * (prompt + own)
-    output = 2 * embedding * SIBLINGS * new
-    return (body + output) * (1 + 3)
+def find_least(prompt: int, new: int, turns: int, rates: dict[str, float]) -> dict[str, float]:
+    """Seconds that the machine needs at least: two operations for each weight and token forward, four
+    backward; prompts once for all siblings; the output matrix only where tokens are sampled; and all weights
+    brought from memory for each token that the siblings sample side by side."""
+    weights = BODY + EMBEDDING
+    read = prompt + SIBLINGS * (turns - 1) * OBSERVED
+    forward = 2 * (BODY * (read + SIBLINGS * new) + EMBEDDING * SIBLINGS * new)
+    together = max(2 * weights * SIBLINGS / rates["flops"], weights * 4 / rates["bytes"])
+    sampling = 2 * BODY * read / rates["flops"] + new * together
+    update = 3 * forward / rates["flops"]
+    return {"generation": sampling, "update": update, "step": sampling + update}

@@ -13,9 +13,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from speed.measure import Figure, Options, Part, alternate, compare, find_rates, find_versions
-
-SIBLINGS = 8
+from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
+from speed.step import BODY, EMBEDDING, FITTING, SIBLINGS, WARM
 
 
 def make_rows(prompt: int, new: int) -> list[list[int]]:
@@ -32,12 +31,12 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
     from trialogue.engine.torch_engine import TorchEngine
     from trialogue.learn.grpo import CrossEntropy
 
-    rows = make_rows(prompt, new)
     engine = TorchEngine(folder, EngineSettings(device="cpu"))
     if not share:
         update.grow_tree = partial(update.grow_tree, shortest=1 << 30)
 
-    def run() -> dict[str, Any]:
+    def run(prompt: int, new: int) -> dict[str, Any]:
+        rows = make_rows(prompt, new)
         started = perf_counter()
         engine.update.computed_tokens = 0
         taught = [
@@ -48,36 +47,44 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
         engine.update.optim_step(OptimParams(learning_rate=1e-6))
         return {"seconds": perf_counter() - started, "tokens": engine.update.computed_tokens}
 
-    return run
+    run(*WARM)
+    return lambda: run(prompt, new)
 
 
 def update_padded(folder: str, prompt: int, new: int) -> Callable[[], dict[str, Any]]:
-    """What one writes first: pad, forward, cross entropy on what was said, backward, AdamW."""
+    """What one writes first: pad, forward, cross entropy on what was said, backward, AdamW; in parts where
+    the rows do not fit into memory together."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    rows = make_rows(prompt, new)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    longest = max(map(len, rows))
 
-    def run() -> dict[str, Any]:
-        started = perf_counter()
+    def learn(rows: list[list[int]], prompt: int, trained: int) -> int:
+        longest = max(map(len, rows))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        labels = ids.masked_fill(mask == 0, -100)
-        labels[:, :prompt] = -100
+        labels = ids.masked_fill(mask == 0, -100)[:, prompt:]
         said = longest - prompt + 1
         logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=said).logits
         loss = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, prompt:].flatten(), ignore_index=-100
+            logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
         )
-        loss.backward()
+        (loss / trained).backward()
+        return ids.numel()
+
+    def run(prompt: int, new: int) -> dict[str, Any]:
+        rows = make_rows(prompt, new)
+        trained = sum(len(row) - prompt for row in rows)
+        fitting = max(1, FITTING // (prompt + new))
+        started = perf_counter()
+        tokens = sum(learn(rows[at : at + fitting], prompt, trained) for at in range(0, SIBLINGS, fitting))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return {"seconds": perf_counter() - started, "tokens": ids.numel()}
+        return {"seconds": perf_counter() - started, "tokens": tokens}
 
-    return run
+    run(*WARM)
+    return lambda: run(prompt, new)
 
 
 PARTS = {"ours": update_ours, "padded": update_padded}
@@ -96,15 +103,17 @@ def measure(options: Options) -> list[Figure]:
                 partial(Part, "update", "ours", **settings, share=False),
                 partial(Part, "update", "padded", **settings),
             ],
-            (1 if options.quick else 3) + 1,
+            options.repetitions,
+            anew=True,
         )
-        body, embedding = 106.2e6, 28.3e6
-        flops = 6 * (body * ours[0]["tokens"] + embedding * SIBLINGS * new)
+        flops = 6 * (
+            BODY * ours[0]["tokens"] + EMBEDDING * sum(len(row) - prompt for row in make_rows(prompt, new))
+        )
         for theirs, against in ((packed, "packed without sharing"), (padded, "padded batch in transformers")):
-            rows = list(zip(ours, theirs, strict=True))[1:]
+            rows = list(zip(ours, theirs, strict=True))
             fewer = rows[0][1]["tokens"] / rows[0][0]["tokens"]
             case = f"{SIBLINGS} rows, prompt {prompt:,}, up to {new} trained"
-            versions = find_versions("torch", "transformers")
+            versions = join_versions(ours[0], theirs[0], against)
             figures.append(
                 compare(
                     f"update, {case} ({fewer:.1f} times fewer tokens)",
@@ -116,6 +125,15 @@ def measure(options: Options) -> list[Figure]:
                     versions=versions,
                 )
             )
-            peaks = [(one["peak"], other["peak"]) for one, other in rows]
-            figures.append(compare(f"peak memory of the update, {case}", "GB", peaks, against))
+            figures.append(
+                compare(
+                    f"peak memory of the update, {case}",
+                    "GB",
+                    [(one["peak"], other["peak"]) for one, other in rows],
+                    against,
+                    bound=(BODY + EMBEDDING) * 16 / 1e9,
+                    bounded_by="weights, gradients and Adam's two moments in float32",
+                    versions=versions,
+                )
+            )
     return figures

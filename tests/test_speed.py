@@ -1,0 +1,99 @@
+"""The suite that measures speed: figures, parts in processes of their own, and what runs here in a moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speed import growth, latency, reach
+from speed.__main__ import MEASUREMENTS, read_results, to_table
+from speed.measure import ROOT, Options, Part, alternate, compare, join_versions, to_json
+
+QUICK = Options(quick=True, repetitions=1)
+
+
+def test_a_figure_tells_how_many_times_better_ours_is_and_how_far_from_the_bound() -> None:
+    seconds = compare(
+        "step", "s", [(2.0, 8.0), (4.0, 8.0), (3.0, 9.0)], "peer", bound=1.5, versions={"a": "1"}
+    )
+    assert (seconds.ours, seconds.theirs, seconds.ratio, seconds.low, seconds.high) == (3, 8, 3, 2, 4)
+    assert seconds.away == 2
+    rate = compare("sampling", "tokens/s", [(60.0, 20.0)], "peer", more_is_better=True, bound=120.0)
+    assert (rate.ratio, rate.away) == (3, 2)
+    row = to_table([seconds]).splitlines()[2]
+    assert row == "| step | 3 s | 8 | 3 (2–4) | peer | 1.5 (2) | – | 3 |"
+
+
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    figure = compare("step", "s", [(2.0, 8.0)], "peer", versions={"trl": "1.16.0"})
+    lines = [{"measurement": "step", **line} for line in json.loads(to_json([figure]))]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(lines))
+    assert read_results(file) == {"step": [figure]}
+    assert {"name", "ours", "theirs", "unit", "ratio", "low", "high", "against", "versions"} <= lines[
+        0
+    ].keys()
+
+
+def test_versions_that_differ_carry_the_name_of_the_peer() -> None:
+    ours = {"versions": {"python": "3.11.7", "torch": "2.13"}}
+    theirs = {"versions": {"python": "3.11.7", "torch": "2.12", "trl": "1.16"}}
+    expected = {"python": "3.11.7", "torch": "2.13", "torch of TRL": "2.12", "trl": "1.16"}
+    assert join_versions(ours, theirs, "TRL") == expected
+
+
+def test_every_measurement_is_a_script_and_named_on_the_page() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    for name in MEASUREMENTS:
+        assert (ROOT / "speed" / f"{name}.py").is_file()
+        assert f"`speed/{name}.py`" in page
+
+
+def test_a_part_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"episodes:tau2-bench failed with status 1"):
+        alternate([lambda: Part("episodes", "tau2-bench", domain="retail", checkout="/none", count=1)], 1)
+    assert "Error" in capfd.readouterr().err
+
+
+def test_slow_users_are_waited_for_side_by_side() -> None:
+    figures = latency.measure(QUICK)
+    assert [figure.repetitions for figure in figures] == [1, 1]
+    assert (figures[1].ratio or 0) > 2  # thirty-two conversations are not held one after the other
+
+
+def test_growth_is_told_as_a_slope() -> None:
+    figures = growth.measure(QUICK)
+    assert [figure.unit for figure in figures] == ["slope"] * 4
+    assert growth.find_slope([(10, 1.0), (100, 10.0), (1000, 100.0)]) == pytest.approx(1.0)
+
+
+def write_demo(folder: Path, scores: list[float]) -> None:
+    model = folder / "rl" / "model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"\0" * 400)
+    (folder / "summary.json").write_text(
+        json.dumps({"seed": 0, "after_rl": {"pass^1": scores[-1]}, "seconds": {"sft": 100.0, "total": 999.0}})
+    )
+    checks = [{"step": 2 * place, "kind": "eval", "pass^1": score} for place, score in enumerate(scores)]
+    (folder / "rl" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in checks))
+    phases = [
+        {"step": 0, "evaluate": 1.0},
+        *({"step": step, "rollout": 5.0, "update": 2.0} for step in range(1, 5)),
+    ]
+    (folder / "rl" / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in phases))
+    turns = [{"side": "agent", "tokens": {"prompt": [1, 2], "reply": [3]}}, {"side": "user"}]
+    (folder / "rl" / "trajectories").mkdir()
+    for step in range(1, 5):
+        file = folder / "rl" / "trajectories" / f"step-{step:06d}.jsonl"
+        file.write_text(json.dumps({"turns": turns}) + "\n")
+
+
+def test_seconds_to_the_goal_are_read_from_a_demonstration(tmp_path: Path) -> None:
+    write_demo(tmp_path / "one", [0.5, 0.86, 0.9])
+    write_demo(tmp_path / "two", [0.5, 0.6, 0.7])
+    (figure,) = reach.measure(Options(demo=str(tmp_path)))
+    assert figure.ours == 100 + 1 + 2 * 7
+    assert "1 of 2 seeds" in figure.name
+    assert reach.count_flops(tmp_path / "one" / "rl", 2) == 8 * 100 * 2 * 3
