@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -115,6 +116,45 @@ async def test_a_key_that_is_quoted_is_in_no_file(tmp_path: Path, monkeypatch: p
     assert is_listed(run)
     for file in run.rglob("*"):
         assert not file.is_file() or CANARY.encode() not in file.read_bytes(), file
+
+
+def test_nor_is_it_in_what_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus, what a reviewer accepts, what another trainer's workers record, a drafted scenario."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from trialogue.config import SynthesizeConfig, TrainConfig
+    from trialogue.hosts.holding import Holding
+    from trialogue.learn.draft import write_folder
+    from trialogue.learn.synthesize import decide_again, synthesize
+    from trialogue.score.review import Verdict, Verdicts, write_reviewed
+    from trialogue.world.simulated import Scenario
+
+    settings = ["synthesize.count=2", "synthesize.validation=0.0", f"run.directory={tmp_path}", "run.name=r"]
+    asyncio.run(synthesize(load_config(SynthesizeConfig, None, settings)))
+    run = tmp_path / "r"
+    held = list(read_trajectories(run))
+    text = held[0].to_json().replace("###STOP###", f'My key is \\"{CANARY}\\". ###STOP###')
+    # What was recorded before anybody knew that it is a secret, or by a process that was not told.
+    file = tmp_path / "told.jsonl"
+    for target in (run / "trajectories" / "synthesize.jsonl", file):
+        target.write_text(text + "\n", encoding="utf-8")
+    [item] = read_trajectories(file)
+    verdict = Verdict(id=item.id, stage="review", accepted=True)
+    Verdicts(run).add(verdict)
+    Verdicts(file).add(verdict)
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    assert decide_again(run)["accepted"] == 1
+    assert write_reviewed(file, [item]) == {"accepted": 1, "rejected": 0}
+    Holding.open(TrainConfig(), str(tmp_path)).record(3, [item])
+    write_folder(tmp_path / "drafted", CANARY, Scenario.model_construct(summary="s"), CANARY, "openai:m")
+    [row] = parquet.read_table(run / "train.parquet").to_pylist()
+    assert CANARY not in str(row)
+    assert "*" * len(CANARY) in str(row["messages"])
+    made = [
+        file for file in tmp_path.rglob("*") if file.is_file() and "trajectories/synthesize" not in str(file)
+    ]
+    assert {path.suffix for path in made} >= {".jsonl", ".parquet", ".md"}
+    assert [path for path in made if path != file and CANARY.encode() in path.read_bytes()] == []
+    assert len(list((tmp_path / "trajectories").glob("step-000003.*"))) == 1
 
 
 def test_an_address_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trialogue.config import TrainConfig
+from trialogue.durable import append
 from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import SUCCESS, called
 from trialogue.score.reward import grade
@@ -58,6 +63,13 @@ class Holding:
             if not is_left_out(trajectory):
                 break
         return held
+
+    def record(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Keep the conversations as our own loop does, in a file of this process alone."""
+        own = f"step-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
+        target = Path(self.folder) / "trajectories" / own
+        target.parent.mkdir(parents=True, exist_ok=True)
+        append(target, "".join(trajectory.to_json() + "\n" for trajectory in trajectories))
 
 
 def is_left_out(trajectory: Trajectory) -> bool:

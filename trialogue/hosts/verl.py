@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +52,7 @@ class ConversationLoop(AgentLoopBase):
         sizes = Sizes(int(self.rollout_config.prompt_length), int(self.rollout_config.response_length))
         agent = self.make_agent(sampling_params, sizes)
         trajectories = await self.holding.hold(task, trial, step, agent)
-        await asyncio.to_thread(record, Path(self.holding.folder), step, trajectories)
+        await asyncio.to_thread(self.holding.record, step, trajectories)
         trajectory = trajectories[-1]
         if is_left_out(trajectory):
             log.warning("%s failed, %s to blame: %s", trajectory.id, trajectory.blame, trajectory.error)
@@ -195,11 +193,3 @@ def to_outputs(trajectory: Trajectory, sizes: Sizes, filler: int) -> list[AgentL
             )
         )
     return outputs
-
-
-def record(folder: Path, step: int, trajectories: Sequence[Trajectory]) -> None:
-    """Keep the conversations as our own loop does, in a file of this process alone."""
-    target = folder / "trajectories" / f"step-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("a", encoding="utf-8") as file:
-        file.writelines(trajectory.to_json() + "\n" for trajectory in trajectories)

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from trialogue.config import Synthesis
+from trialogue.durable import saving, sync, write
 from trialogue.errors import ConfigError, DomainError, RunError
 from trialogue.messages import Message, from_openai
 from trialogue.score.contamination import find_writes
+from trialogue.secrets import redact_data
 from trialogue.talk.model import Model
 from trialogue.talk.party import Party
 from trialogue.talk.rollout import derive_seed
@@ -200,11 +202,7 @@ def find_split(task: Task, settings: Synthesis, seed: int) -> str:
 
 def write_lines(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Trajectories as JSON lines; a crash leaves either the old file or the new one."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    with partial.open("w", encoding="utf-8") as target:
-        for item in trajectories:
-            target.write(item.to_json() + "\n")
-    partial.replace(path)
+    write(path, "".join(item.to_json() + "\n" for item in trajectories))
 
 
 def write_parquet(path: Path, trajectories: Sequence[Trajectory], domain: Domain) -> None:
@@ -252,9 +250,13 @@ def write_parquet(path: Path, trajectories: Sequence[Trajectory], domain: Domain
         }
         for item in trajectories
     ]
+    table = pyarrow.Table.from_pylist(redact_data(rows), schema)
     partial = path.with_suffix(path.suffix + ".partial")
-    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), partial, compression="zstd")
-    partial.replace(path)
+    with saving(path):
+        parquet.write_table(table, partial, compression="zstd")
+        sync(partial)
+        partial.replace(path)
+        sync(path.parent)
 
 
 def to_schemas(tools: Iterable[Tool]) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import Field, ValidationError
 
 from trialogue.config import DraftConfig
+from trialogue.durable import append, write
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import Frozen, Message
 from trialogue.score.check import find_task_problems
@@ -364,7 +365,7 @@ def write_folder(folder: Path, brief: str, scenario: Scenario, policy: str, mode
         "README.md": README.format(name=folder.name, model=model),
     }
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write(folder / name, text)
 
 
 async def draft(config: DraftConfig, model: Model, watch: Watch | None = None) -> dict[str, Any]:
@@ -388,8 +389,7 @@ async def draft(config: DraftConfig, model: Model, watch: Watch | None = None) -
         task = await drafter.draft_task(domain, number, tasks)
         tasks.append(task)
         line = task.model_dump_json(exclude_defaults=True, exclude={"domain"})
-        with (folder / "tasks.jsonl").open("a", encoding="utf-8") as target:
-            target.write(line + "\n")
+        append(folder / "tasks.jsonl", line + "\n")
     return {
         "folder": str(folder),
         "source": domain.source,

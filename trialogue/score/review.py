@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trialogue.durable import append, mend
+from trialogue.durable import append, mend, write
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.messages import Frozen, Message
 from trialogue.run import read_lines
@@ -118,7 +118,7 @@ def write_reviewed(file: Path, trajectories: Sequence[Trajectory]) -> dict[str, 
                 lines.append(
                     item.model_copy(update={"meta": {**item.meta, "verdicts": kept}}).to_json() + "\n"
                 )
-        file.with_suffix(f".{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        write(file.with_suffix(f".{name}.jsonl"), "".join(lines))
         counts[name] = len(lines)
     return counts
 
