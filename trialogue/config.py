@@ -244,7 +244,7 @@ class Optimizer(Section):
 class Training(Section):
     """The loop of reinforcement learning."""
 
-    steps: int = Field(default=36, ge=1)
+    steps: int = Field(default=44, ge=1)
     """Optimizer steps."""
     tasks_per_step: int = Field(default=16, ge=1)
     """Groups in one step."""

@@ -202,9 +202,33 @@ async def test_an_outage_is_not_waited_for_without_end_and_stops_the_clock() -> 
     async def answer() -> str:
         return "here"
 
-    breaker.patience = 1000.0
-    assert await breaker.through(answer) == "here"
+    assert await breaker.through(answer) == "here"  # who comes later tries once more
+    assert waits[-1] == 30
     assert not breaker.is_open
+
+
+async def test_those_who_wait_together_give_up_together() -> None:
+    now, tries = 0.0, 0
+
+    async def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        await asyncio.sleep(0)
+
+    async def fail() -> None:
+        nonlocal tries
+        tries += 1
+        raise Down("no")
+
+    breaker = Breaker("it", 1, 100.0, pause, lambda: now)
+    with pytest.raises(Down):
+        await breaker.through(fail)
+    for _ in range(2):
+        before = now, tries
+        told = await asyncio.gather(*(breaker.through(fail) for _ in range(50)), return_exceptions=True)
+        assert all("down for more than" in str(error) for error in told)
+        assert now - before[0] < 140
+        assert tries - before[1] < 10
 
 
 # -- limits and money ---------------------------------------------------------------------------------------
@@ -234,6 +258,23 @@ async def test_tokens_a_minute_are_settled_by_what_was_used() -> None:
         reckoned = await pace.wait(1000)
         pace.settle(reckoned, 100)
     assert 55 <= now <= 65  # 6000 tokens are a minute's worth
+
+
+async def test_a_request_is_charged_with_its_own_tokens_whoever_else_asks() -> None:
+    tasks = SHOP.tasks("test", 16, 0, levels=(1,))
+    with endpoint.run_endpoint(count=16) as server:
+        user = make_user(server)
+        charged: list[int] = []
+
+        class Watched(Pace):
+            def settle(self, reckoned: int, used: int) -> None:
+                charged.append(used)
+
+        user._pace = Watched(tokens=60_000_000)
+        held, _ = await hold(tasks, user)
+        await user.close()
+    assert len(held) == 16
+    assert sum(charged) == user.ledger.tokens > 0
 
 
 def test_prices_come_from_the_table_and_can_be_overridden() -> None:

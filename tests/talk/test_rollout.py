@@ -34,6 +34,7 @@ from trialogue import (
     tool,
 )
 from trialogue.config import Limits
+from trialogue.errors import BudgetError
 from trialogue.talk.model import Model
 from trialogue.talk.replay import Recorder, Replay
 from trialogue.talk.scripted import ScriptedModel, call
@@ -299,6 +300,28 @@ async def test_a_wrong_set_up_is_told_at_once() -> None:
 
     with pytest.raises(ConfigError, match="choose another user"):
         await collect(misconfigured, tasks=TASKS[:2])
+
+
+async def test_siblings_of_one_that_cannot_go_on_stop_with_it() -> None:
+    told: list[str] = []
+    gate = asyncio.Event()
+
+    async def wait() -> Reply:
+        await gate.wait()
+        return Reply("Late.")
+
+    def agent(task: Task, seed: int) -> Model:
+        if not begun:
+            begun.append(seed)
+            return fails(BudgetError("spent"))(task, seed)
+        return Acts(wait)
+
+    begun: list[int] = []
+    with pytest.raises(BudgetError, match="spent"):
+        await collect(agent, tasks=TASKS[:1], group_size=3, each=lambda item: told.append(item.id))
+    gate.set()
+    await asyncio.sleep(0.05)
+    assert told == []
 
 
 async def test_each_conversation_is_told_when_it_is_over_and_draws_go_on_where_they_were() -> None:

@@ -51,6 +51,7 @@ class VllmEngine:
         self.model: str | None = None
         self._sent: int | None = None
         """Version of the weights the server has."""
+        self._publishing = asyncio.Lock()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -108,13 +109,15 @@ class VllmEngine:
     # -- weights ---------------------------------------------------------------------------------------
 
     async def publish(self) -> int:
-        version = await self.trainer.publish()
-        if self._sent != version:
-            if self._sent is None:
-                await self._rehearse()
-            await self._send()
-            self._sent = version
-        return version
+        # Conversations that begin together all find old weights on the server: one of them sends new ones.
+        async with self._publishing:
+            version = await self.trainer.publish()
+            if self._sent != version:
+                if self._sent is None:
+                    await self._rehearse()
+                await self._send()
+                self._sent = version
+            return version
 
     async def _rehearse(self) -> None:
         """Send halved matrices first: unlike a step of learning, nobody can miss them."""

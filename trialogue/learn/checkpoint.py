@@ -43,7 +43,7 @@ class Learned:
         sampling = Sampling(
             temperature=config.training.temperature if purpose == "train" else 0.0,
             reply_tokens=config.limits.reply_tokens,
-            context_tokens=config.limits.context_tokens,
+            context_tokens=min(config.limits.context_tokens, self.engine.capabilities.max_length),
         )
         return LocalSource(sampler or self.engine, self.renderer, sampling)
 

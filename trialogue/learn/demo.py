@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import Any
 
 from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
-from trialogue.errors import DomainError
+from trialogue.errors import DomainError, RunError
 from trialogue.learn.sft import sft
 from trialogue.learn.train import Watch, train
-from trialogue.run import read_lines, write_json
+from trialogue.run import read_about, read_lines, write_json
 from trialogue.score.evaluate import evaluate
 from trialogue.task import Task
 from trialogue.world.domains.shop.wording import collect_texts
@@ -54,6 +54,7 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
 
     tell("1. Cold start: imitate a careless teacher")
     tuned = await sft(load_config(SftConfig, None, [*place, *COLD_START, "run.name=sft"]), watch=watch)
+    refuse_unfinished(tuned)
     clock["sft"] = perf_counter()
     before = await take_test(tuned, "test-after-sft", place)
     clock["eval_sft"] = perf_counter()
@@ -61,6 +62,7 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
     tell("2. Reinforcement learning: talk with users, learn from what came of it")
     settings = [*place, "run.name=rl", f"learner.model={json.dumps(str(tuned))}"]
     trained = await train(load_config(TrainConfig, None, settings), watch=watch)
+    refuse_unfinished(trained)
     clock["rl"] = perf_counter()
     after = await take_test(trained, "test-after-rl", place)
     clock["end"] = perf_counter()
@@ -82,6 +84,12 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
     write_json(directory / "summary.json", summary)
     draw_curve(trained, summary, directory / "curve.png")
     return {"summary": summary, "before": before, "after": after}
+
+
+def refuse_unfinished(run: Path) -> None:
+    """Stop where a part was stopped: what comes next would be told of a model that is half taught."""
+    if (state := read_about(run)["state"]) != "finished":
+        raise RunError(f"{run} is {state}, so the demonstration ends here; begin it anew with make demo")
 
 
 async def take_test(model: Path, name: str, place: Iterable[str]) -> dict[str, Any]:

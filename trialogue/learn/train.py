@@ -112,7 +112,11 @@ async def train(
                 run.write_trajectories(f"step-{step + 1:06d}", with_advantages(held, rows))
                 clock.append(perf_counter())
 
-                metrics: dict[str, Any] = {"step": step + 1, **measure(groups, price), "levels": admitted}
+                metrics: dict[str, Any] = {
+                    "step": step + 1,
+                    **measure([*groups, *flat], price),
+                    "levels": admitted,
+                }
                 if marks:
                     metrics["marks"] = marks
                 if config.training.redraw_flat_groups:

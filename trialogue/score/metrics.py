@@ -34,13 +34,16 @@ def pass_hat(successes: int, trials: int, k: int) -> float:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Interval:
-    """Mean with the 95 % percentile interval of a bootstrap over the values (one per task)."""
+    """Mean with the 95 % percentile interval of a bootstrap over the values (one per task). Where all
+    succeeded or all failed there is nothing to draw from: the interval then is the binomial's exact one."""
     if not values:
         return Interval(float("nan"), float("nan"), float("nan"))
     generator = random.Random(seed)
     size = len(values)
     if len(set(values)) == 1:
-        return Interval(values[0], values[0], values[0])
+        rest = 1 - 0.025 ** (1 / size)  # failures so rare might never have been met in so many
+        low = values[0] - rest if values[0] == 1 else values[0]
+        return Interval(values[0], low, rest if values[0] == 0 else values[0])
     means = sorted(sum(generator.choices(values, k=size)) / size for _ in range(draws))
     return Interval(fmean(values), means[int(0.025 * draws)], means[int(0.975 * draws) - 1])
 

@@ -90,7 +90,7 @@ async def checked_outcome(task: Task, trajectory: Trajectory, environment: Envir
             wrong.append(f"check: {check.name} should match {check.matches!r}, is {shorten(result.text)!r}")
     parts = {**reward.parts, "checks": float(not wrong)}
     why = tuple(wrong) if reward.value >= 1 and wrong else (*reward.why, *wrong)
-    return Reward(value=reward.value * (not wrong), parts=parts, why=why)
+    return reward.model_copy(update={"value": reward.value * (not wrong), "parts": parts, "why": why})
 
 
 def reach_gold(environment: Environment) -> Environment:

@@ -123,18 +123,20 @@ class OpenAIModel:
                 await self.pause(self._find_wait(attempt, problem.wait))
             drawn = {} if seed is None or not self._seeded else {"seed": (seed + attempt) % (1 << 31)}
             reckoned = await self._pace.wait(size // 4 + self.reply_tokens // 4)
-            used = self.ledger.tokens
+            used = Usage()
             try:
                 async with self.account.holding(most, self._price):
                     reply = await self.breaker.through(lambda drawn=drawn: self._try({**request, **drawn}))
+                used = reply.usage or used
                 return replace(reply, usage=_add(billed, reply.usage))
             except Problem as found:
                 problem = found
+                used = found.usage or used
                 billed = _add(billed, found.usage)
             except Down as down:  # for longer than one cares to wait
                 raise ModelError(str(down), "infrastructure") from None
             finally:
-                self._pace.settle(reckoned, max(0, self.ledger.tokens - used))
+                self._pace.settle(reckoned, used.prompt + used.completion)
         tries = f"{self.settings.retries + 1} tries" if self.settings.retries else "1 try"
         raise ModelError(f"{self._who} gave no usable reply in {tries}: {problem}", problem.blame)
 

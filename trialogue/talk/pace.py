@@ -37,6 +37,8 @@ def off_the_clock() -> Generator[None]:
         clock.reschedule(when + loop.time() - began)
 
 
+LONGEST_PAUSE = 30.0
+"""Seconds between two tries of an endpoint that is down, at most."""
 BURST = 1.0
 """How many seconds' worth of requests or tokens may come at once."""
 
@@ -89,13 +91,15 @@ class Breaker:
     after: int
     """Faults in a row, of all conversations together, that make it count as down."""
     patience: float
-    """Seconds an outage may last; then those who wait fail."""
+    """Seconds an outage may last; then those who wait fail; whoever comes later waits for one more try."""
     pause: Callable[[float], Awaitable[Any]] = asyncio.sleep
     clock: Callable[[], float] = monotonic
     outages: int = 0
     _faults: int = 0
     _since: float | None = None
     _probe: asyncio.Lock | None = None
+    _given_up: int = 0
+    """How many times those who waited were told that it is of no use."""
 
     @property
     def is_open(self) -> bool:
@@ -107,19 +111,27 @@ class Breaker:
             return await self._try(send)
         if self._probe is None:
             self._probe = asyncio.Lock()
+        given_up = self._given_up
         with off_the_clock():
             async with self._probe:
-                wait = 1.0
+                wait = LONGEST_PAUSE if self._is_late() else 1.0
                 while self.is_open:
-                    if self.clock() - (self._since or 0.0) > self.patience:
-                        raise Down(f"{self.who} has been down for more than {self.patience:g} s")
+                    if given_up < self._given_up:  # while this one stood in line
+                        raise self._give_up()
                     await self.pause(wait)
-                    wait = min(2 * wait, 30.0)
+                    wait = min(2 * wait, LONGEST_PAUSE)
                     try:
                         return await self._try(send)
                     except Down:
-                        continue
+                        if self._is_late():
+                            self._given_up += 1
         return await self._try(send)
+
+    def _is_late(self) -> bool:
+        return self._since is not None and self.clock() - self._since > self.patience
+
+    def _give_up(self) -> Down:
+        return Down(f"{self.who} has been down for more than {self.patience:g} s")
 
     async def _try(self, send: Callable[[], Awaitable[T]]) -> T:
         try:

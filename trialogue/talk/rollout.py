@@ -147,13 +147,17 @@ async def rollout(
 
     async def gather(task: Task, trials: list[int]) -> None:
         try:
-            held = await asyncio.gather(*(hold(task, trial) for trial in trials))
+            async with asyncio.TaskGroup() as siblings:  # when one cannot go on, the others stop
+                held_by = [siblings.create_task(hold(task, trial)) for trial in trials]
+            held = [sibling.result() for sibling in held_by]
             trajectories = tuple(trajectory for trajectory, _ in held if trajectory is not None)
             spoilt = [trajectory for _, spoilt in held for trajectory in spoilt]
             failed = tuple(trajectory for trajectory in spoilt if not trajectory.excluded)
             excluded = tuple(trajectory for trajectory in spoilt if trajectory.excluded)
             group = Group(task=task, trajectories=trajectories, failed=failed, excluded=excluded)
             done.put_nowait(group)
+        except BaseExceptionGroup as errors:
+            done.put_nowait(errors.exceptions[0])
         except BaseException as error:  # noqa: BLE001 - raised again where groups are taken
             done.put_nowait(error)
 

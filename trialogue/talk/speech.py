@@ -54,11 +54,12 @@ def load_local(path: str, speaker: Speaker, limits: Limits, seed: int) -> ModelS
 
     folder = find_folder(path)
     tokenizer, renderer = load_renderer(folder)
+    settings = EngineSettings(seed=seed, vocabulary=count_ids(tokenizer))
+    engine = TorchEngine.load(folder, settings)
     sampling = Sampling(
         temperature=speaker.temperature or 0.0,
         top_p=speaker.top_p or 1.0,
         reply_tokens=limits.reply_tokens,
-        context_tokens=limits.context_tokens,
+        context_tokens=min(limits.context_tokens, engine.capabilities.max_length),
     )
-    settings = EngineSettings(seed=seed, vocabulary=count_ids(tokenizer))
-    return LocalSource(TorchEngine.load(folder, settings), renderer, sampling, name=path)
+    return LocalSource(engine, renderer, sampling, name=path)
