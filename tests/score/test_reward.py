@@ -282,6 +282,12 @@ def test_an_interval_holds_its_value_and_narrows_with_more_tasks() -> None:
     assert isnan(bootstrap([]).value)
 
 
+def test_nine_of_nine_is_not_certainty() -> None:
+    """The exact interval: all of nine succeed by chance once in forty where the true rate is 66 %."""
+    assert bootstrap([1.0] * 9) == (1.0, pytest.approx(0.6637, abs=1e-4), 1.0)
+    assert bootstrap([0.0] * 3) == (0.0, 0.0, pytest.approx(0.7076, abs=1e-4))
+
+
 def test_failed_conversations_are_counted_and_never_averaged() -> None:
     task = to_task(calls=[CANCEL]).model_copy(update={"meta": {"family": "cancel", "level": 2}})
     good = held(task).model_copy(update={"reward": Reward(value=1.0)})
