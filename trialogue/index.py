@@ -32,9 +32,9 @@ class Entry(Frozen):
 
     file: str
     """Name of the file in `trajectories/`, without its ending."""
-    at: int
+    at: int = Field(ge=0)
     """Where its line begins, in bytes."""
-    bytes: int
+    bytes: int = Field(gt=0)
     """How long the line is, its end included."""
     id: str
     task: str

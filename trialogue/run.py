@@ -38,7 +38,8 @@ from pydantic import ValidationError
 from trialogue.config import C, RunSettings, Section, to_config
 from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
 from trialogue.errors import RunError
-from trialogue.index import to_entry
+from trialogue.index import Entry, to_entry
+from trialogue.reading import explain, from_json, reading
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
@@ -334,11 +335,11 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
+                value = from_json(line.decode("utf-8"))
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
-                raise RunError(f"{file}, line {number}: not JSON: {error}") from None
+                raise RunError(f"{file}, line {number}: {explain(error)}") from None
             if not isinstance(value, dict):
                 raise RunError(f"{file}, line {number}: not a JSON object")
             yield number, value
@@ -355,8 +356,12 @@ def to_index(name: str, items: Iterable[Trajectory], at: int) -> Iterator[str]:
 def is_listed(path: Path) -> bool:
     """Whether the index of a run reaches to the end of every file."""
     reach: dict[str, int] = {}
-    for _, line in read_lines(path / "index.jsonl") if (path / "index.jsonl").exists() else ():
-        reach[line["file"]] = line["at"] + line["bytes"]
+    try:
+        for _, line in read_lines(path / "index.jsonl") if (path / "index.jsonl").exists() else ():
+            entry = Entry.model_validate(line)
+            reach[entry.file] = entry.at + entry.bytes
+    except (RunError, ValidationError):
+        return False
     return reach == {file.stem: file.stat().st_size for file in find_files(path) if file.stat().st_size}
 
 
@@ -389,7 +394,8 @@ def judge_file(path: Path) -> Path:
 def read_usage(file: Path) -> list[Usage]:
     """What the replies of a recording were billed for."""
     lines = read_lines(file) if file.exists() else ()
-    return [Usage.model_validate(line["usage"]) for _, line in lines if line.get("usage")]
+    with reading(file, RunError):
+        return [Usage.model_validate(line["usage"]) for _, line in lines if line.get("usage")]
 
 
 def to_timings(trajectory: Trajectory) -> dict[str, Any]:
@@ -405,11 +411,13 @@ def read_seconds(path: Path) -> tuple[float, dict[str, dict[str, float]]]:
     """Wall-clock seconds of all processes that worked on a run, and the seconds of each conversation."""
     file = path / "timings.jsonl"
     wall, parts = 0.0, dict[str, dict[str, float]]()
-    for _, line in read_lines(file) if file.exists() else ():
-        if "wall" in line:
-            wall += line["wall"]
-        elif "id" in line:
-            parts[line["id"]] = line["seconds"]
+    for number, line in read_lines(file) if file.exists() else ():
+        with reading(f"{file}, line {number}", RunError):
+            if "wall" in line:
+                wall += float(line["wall"])
+            elif "id" in line:
+                seconds = {str(who): float(value) for who, value in line["seconds"].items()}
+                parts[str(line["id"])] = seconds
     return wall, parts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trialogue.messages import Frozen
 
@@ -70,6 +70,15 @@ class Task(Frozen):
     split: str = "test"
     meta: dict[str, Any] = Field(default_factory=dict)
     """Free data; `family` and `level` split every metric, `agenda` feeds the rule-based user."""
+
+    @field_validator("meta")
+    @classmethod
+    def _level_is_whole(cls, meta: dict[str, Any]) -> dict[str, Any]:
+        try:
+            int(meta.get("level", 0))
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"level must be a whole number, not {meta['level']!r}") from None
+        return meta
 
     @property
     def family(self) -> str:

@@ -22,7 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from files import FILE_TARGETS
 from openai.types.chat import ChatCompletion
+from spoil import SEEDS, mutate, to_bytes
 
 from trialogue.config import EvalConfig, Speaker, TrainConfig, load_config
 from trialogue.durable import mend
@@ -38,157 +40,6 @@ from trialogue.world.find import find_domain
 
 SLOWEST = 3.0
 """Seconds of computing for one input of at most 20,000 letters."""
-SEEDS = [
-    '{"name": "cancel_order", "arguments": {"order_id": "W1", "items": [1, 2.5, null, true]}}',
-    '<think>\nhm\n</think>\n\nText\n<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>',
-    '<|python_tag|>{"name": "look", "parameters": {"q": "x"}}; {"name": "b", "parameters": {}}',
-    'cancel_order{"order_id":"W1"}',
-    json.dumps(
-        {
-            "id": "t/0",
-            "task": {"id": "t", "domain": "d", "instructions": ""},
-            "turns": [
-                {
-                    "side": "agent",
-                    "message": {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "c", "name": "n", "arguments": {}}],
-                    },
-                    "tokens": {"start": True, "prompt": [1], "reply": [2], "logprobs": [-0.5]},
-                }
-            ],
-            "end": "user_stop",
-            "reward": {"value": 1.0},
-        }
-    ),
-    'domain = "shop"\nseed = 3\n[agent]\nmodel = "oracle"\n[tasks]\ncount = 4\nlevels = [1, 2]\n',
-    json.dumps(
-        {
-            "choices": [
-                {
-                    "finish_reason": "stop",
-                    "message": {
-                        "role": "assistant",
-                        "content": "hi",
-                        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}],
-                    },
-                }
-            ],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-        }
-    ),
-    '{"key": "abc", "task": "t", "content": "hello", "finish": "stop", "usage": {"prompt": 3}}',
-    "training.steps=3 loss.name=grpo tasks.levels=[1,2] limits.seconds=1e3",
-]
-PIECES = [
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        '"',
-        ":",
-        ",",
-        "\\",
-        "\n",
-        "\x00",
-        " ",
-        "null",
-        "NaN",
-        "Infinity",
-        "-",
-        "1e999",
-        "9" * 400,
-    ),
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "<think>",
-        "</think>",
-        "<|im_end|>",
-        "<|im_start|>system\n",
-        "<|eot_id|>",
-    ),
-    *(
-        "<|python_tag|>",
-        "\ud800",
-        "\udc00",
-        "\u2028",
-        "\ue000",
-        "\ufeff",
-        "é",
-        "日本",
-        "👍🏽",
-        "__class__",
-        "__init__",
-    ),
-    *(
-        '"name"',
-        '"arguments"',
-        '"parameters"',
-        "[" * 3000,
-        '{"a":' * 3000,
-        "(" * 500,
-        "\\u",
-        "\\ud83d",
-        "'",
-        "`",
-        "$(",
-    ),
-    *(
-        "=",
-        ".",
-        "[[",
-        "]]",
-        "true",
-        "inf",
-        "nan",
-        "0x",
-        "-1",
-        "1" * 30,
-        "../",
-        "/etc/passwd",
-        "%s",
-        "{0}",
-        "\r",
-        "\t",
-    ),
-]
-
-
-def mutate(draw: random.Random) -> str:
-    """A text made from good ones by cutting, doubling, swapping and putting in."""
-    text = draw.choice(SEEDS) if draw.random() < 0.9 else ""
-    for _ in range(draw.choice((0, 1, 1, 2, 3, 8))):
-        place, end = sorted((draw.randint(0, len(text)), draw.randint(0, len(text))))
-        match draw.randrange(7):
-            case 0:
-                text = text[:place] + text[end:]
-            case 1:
-                text = text[:place] + draw.choice(PIECES) + text[place:]
-            case 2:
-                text = text[:end] + text[place:end] * draw.randint(1, 3) + text[end:]
-            case 3:
-                text = text[:place]
-            case 4:
-                text = (
-                    text[:place]
-                    + chr(draw.choice((draw.randrange(128), draw.randrange(0x11000))))
-                    + text[place:]
-                )
-            case 5:
-                text = text[:place] + draw.choice(SEEDS) + text[end:]
-            case _:
-                text = text[:place] + text[place:end][::-1] + text[end:]
-    return text[:20_000]
-
-
-def to_bytes(text: str, draw: random.Random) -> bytes:
-    data = bytearray(text.encode("utf-8", "surrogatepass"))
-    for _ in range(draw.choice((0, 0, 1, 3))):
-        if data:
-            data[draw.randrange(len(data))] = draw.randrange(256)
-    return bytes(data)
 
 
 def keep(reply: Reply) -> None:
@@ -320,13 +171,18 @@ TARGETS: dict[str, Callable[[str, random.Random], None]] = {
     "answers": read_answer,
     "tools": call_tool,
     "servers": read_server,
+    **FILE_TARGETS,
 }
+
+
+CHEAP = [*(name for name in TARGETS if name not in FILE_TARGETS), "written", "judges"]
+"""What costs a fraction of reading files gets four times as many inputs."""
 
 
 def try_one(name: str, seed: str) -> str | None:
     """Give one input to a target; what was wrong, or None."""
     draw = random.Random(seed)
-    text = mutate(draw)
+    text = mutate(draw, draw.choice(SEEDS) if draw.random() < 0.9 else "")
     started = time.process_time()
     try:
         TARGETS[name](text, draw)
@@ -345,7 +201,7 @@ def main() -> None:
     parser.add_argument("--seed", default=str(int(time.time())))
     parser.add_argument("--target", choices=TARGETS)
     given = parser.parse_args()
-    names = [given.target] if given.target else list(TARGETS)
+    names = [given.target] if given.target else [*TARGETS, *CHEAP * 3]
     asyncio.set_event_loop(asyncio.new_event_loop())
     find_renderers()
     find_shop()

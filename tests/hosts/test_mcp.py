@@ -295,7 +295,7 @@ async def test_wishes_are_drafted_and_become_a_corpus(tmp_path: Path) -> None:
         ("command = ['/no/such/program']", "/no/such/program cannot be started"),
         (f"command = {COMMAND}\nends = ['leave']", "the server has no leave; it has die, flood"),
         (f"command = ['{sys.executable}', '-c', 'import sys; sys.exit(\"no licence\")']", "no licence"),
-        ("command = 3", "server.toml, command"),
+        ("command = 3", "server.toml: command"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_told(settings: str, told: str, tmp_path: Path) -> None:

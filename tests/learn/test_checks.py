@@ -12,16 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trialogue.config import CheckSettings, TrainConfig
+from trialogue.config import CheckSettings, RunSettings, TrainConfig
 from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import EngineError
 from trialogue.learn import grpo
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.train import to_step, train
-from trialogue.run import read_lines
+from trialogue.run import Run, read_lines
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
+from trialogue.view.answers import Answers
 from trialogue.view.live import show_steps
 
 Configure = Callable[..., TrainConfig]
@@ -128,6 +129,63 @@ def test_a_run_that_only_fails_is_stopped() -> None:
         assert "every conversation of the step failed (mostly blamed: user)" in checks.collect()[0]
     with pytest.raises(EngineError, match="3 steps in a row had only failed conversations"):
         checks.see_conversations({"conversations": 0, "blame": {"user": 5}}, 0)
+
+
+SOUND = {"loss": 1.0, "skipped": 0.0, "logprob_gap": 0.0, "entropy": 1.0}
+ROW = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0] * 4, [1.0] * 4, id="a")
+EMPTY = Group(task=TASK, trajectories=())
+EVERY: dict[str, Callable[[Checks], Any]] = {
+    "gap": lambda checks: checks.see_update({**SOUND, "logprob_gap": 0.2}),
+    "entropy": lambda checks: checks.see_update({**SOUND, "entropy": 0.001}),
+    "finite": lambda checks: checks.see_update({**SOUND, "loss": nan}),
+    "reward": lambda checks: checks.see_group(EMPTY, [1.5], [0.0]),
+    "advantage": lambda checks: checks.see_group(EMPTY, [1.0, 0.0], [1.0, -0.5]),
+    "mask": lambda checks: checks.is_masked_right(talk("a", 1.0), [ROW, ROW]),
+    "logprobs": lambda checks: checks.is_masked_right(talk("a", 1.0, nan), [ROW]),
+    "flat": lambda checks: checks.see_conversations({"conversations": 8, "blame": {}, "reward": 0.0}, 0),
+    "failed": lambda checks: checks.see_conversations({"conversations": 0, "blame": {"user": 5}}, 0),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_warning_is_seen_in_terminal_and_page(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = Checks(CheckSettings(flat_steps=1))
+    EVERY[kind](checks)
+    [warning] = checks.collect()
+    assert ":" in warning  # what is wrong, and what to do or what was done
+    metrics = {"step": 1, "loss": 1.0, "warnings": [warning]}
+    run = Run.create(RunSettings(directory=str(tmp_path), name="r"), "train", "d", TrainConfig(), 0)
+    run.add_metrics(metrics)
+    run.close("finished")
+    with show_steps() as watch:
+        watch(1, metrics)
+    assert f"warning: {warning}" in capsys.readouterr().err
+    assert f"warning: {warning}" in str(watch._foot())  # and in the block of a terminal that can move
+    assert Answers(tmp_path).run("r")["health"]["warnings"] == [{"step": 1, "text": warning}]
+
+
+async def test_bounds_that_nothing_keeps_warn_in_a_real_run(
+    train_config: Configure, trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = train_config(
+        learner__model=str(trained),
+        training__steps=1,
+        training__group_size=8,
+        checks__entropy=100.0,
+        checks__logprob_gap=1e-12,
+        checks__rewards=[2.0, 3.0],
+    )
+    with show_steps() as watch:
+        run = await train(config, watch=watch)
+    [line] = [line for _, line in read_lines(run / "metrics.jsonl")]
+    told = capfd.readouterr().err
+    shown = [item["text"] for item in Answers(run.parent).run(run.name)["health"]["warnings"]]
+    for words in ("outside 2 to 3", "sampler and trainer differ by", "the entropy is"):
+        assert any(words in warning for warning in line["warnings"])
+        assert words in told
+        assert any(words in warning for warning in shown)
 
 
 async def test_a_poisoned_step_is_skipped_in_a_real_run(

@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ from trialogue.run import is_listed, read_about, read_lines, read_trajectories
 
 KILLS = int(os.environ.get("TRIALOGUE_KILLS", "2"))
 SEED = int(os.environ.get("TRIALOGUE_KILL_SEED", "0"))
+
+PLACES = {
+    "train": {"checkpoint", "log", "publish", "verb"},
+    "sft": {"checkpoint", "log", "publish", "verb"},
+    "eval": {"log", "verb"},
+    "synthesize": {"log", "verb"},
+}
+"""Where a run of each verb is killed, besides in the middle of a write and at any time."""
 
 Obey = Callable[..., dict[str, Any]]
 
@@ -112,23 +121,28 @@ def kill_and_compare(obey: Obey, kind: str, config: Section, folder: Path) -> No
         return run, obey(kind, file, run, fault)
 
     whole, known = order("whole", None)
-    assert known["lines"] > 100
+    places = sorted(known["lines"])
+    assert set(places) >= PLACES[kind]
+    assert sum(known["lines"].values()) > 100
     assert known["writes"] > 3
     assert_sound(whole)
     expected = read_files(whole)
     random_ = random.Random(f"{kind} {SEED}")
     kills, number = 0, 0
+    killed: Counter[str] = Counter()
     while kills < KILLS:
         number += 1
         for _ in range(min(2, KILLS - kills)):
             mode = ("write", "line", "time")[kills % 3]
+            place = places[kills // 3 % len(places)]
             fault = {
-                "line": ["line", random_.randint(1, known["lines"])],
+                "line": ["line", place, random_.randint(1, known["lines"][place])],
                 "write": ["write", random_.randint(1, known["writes"]), random_.random()],
                 "time": ["time", random_.uniform(0, known["seconds"] / 2)],
             }[mode]
             run, answer = order(f"killed-{number}", fault)
             kills += answer["killed"]
+            killed[place if mode == "line" else mode] += answer["killed"]
             if not answer["killed"]:
                 break
         run, answer = order(f"killed-{number}", ["time", 1000.0])
@@ -138,7 +152,9 @@ def kill_and_compare(obey: Obey, kind: str, config: Section, folder: Path) -> No
         assert found.keys() == expected.keys()
         for name, content in expected.items():
             assert found[name] == content, f"{name} of {run}"
-    print(f"{kind}: {kills} kills in {number} runs")
+    told = ", ".join(f"{count} {place}" for place, count in sorted(killed.items()))
+    print(f"{kind}: {kills} kills in {number} runs: {told}")
+    assert kills < 3 * len(places) or all(killed[place] for place in places)
 
 
 def test_training(obey: Obey, train_config: Callable[..., Any], trained: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import random
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
@@ -20,9 +21,11 @@ from trialogue.learn.stragglers import Gate, Waves, measure_flow
 from trialogue.learn.train import make_waves, train
 from trialogue.run import list_checkpoints, read_lines, read_trajectories
 from trialogue.score.cast import Cast
-from trialogue.task import Task
+from trialogue.task import Side, Task
 from trialogue.trajectory import Group
+from trialogue.world.domain import Domain, Environment
 from trialogue.world.find import find_domain
+from trialogue.world.tools import ToolResult
 
 Result = TypeVar("Result")
 STEPS, TASKS, SIZE = 12, 6, 8
@@ -81,11 +84,40 @@ def make_user(domain: Any, share: float, started: Counter[str]) -> Any:
     return user
 
 
+class SlowTools(Domain):
+    """A domain whose tools are answered from outside, now and then very late."""
+
+    draws: ClassVar[random.Random]
+    share: ClassVar[float]
+
+    def open(self, task: Task) -> SlowWorld:
+        return SlowWorld(self, super().open(task).prepared)
+
+
+class SlowWorld(Environment):
+    __slots__ = ()
+
+    def call(self, name: str, arguments: dict[str, Any] | str, side: Side = "agent") -> Any:
+        return self._answer_late(name, arguments, side)
+
+    async def _answer_late(self, name: str, arguments: dict[str, Any] | str, side: Side) -> ToolResult:
+        slow = SlowTools.draws.random() < SlowTools.share
+        await asyncio.sleep(REPLY * SlowTools.draws.uniform(0.5, 1.5) * (50 if slow else 1))
+        return super().call(name, arguments, side)
+
+
+def slow_tools(domain: Domain, share: float) -> Domain:
+    SlowTools.draws, SlowTools.share = random.Random(0), share
+    return SlowTools(**{item.name: getattr(domain, item.name) for item in fields(domain) if item.init})
+
+
 async def run_steps(
-    wall: str, policy: str, share: float, **settings: Any
+    wall: str, policy: str, share: float, slow: str = "user", **settings: Any
 ) -> tuple[list[list[Group]], Counter[str], Waves]:
     """Some steps of held conversations and an update each, as `train` makes them, without weights."""
     domain = find_domain(wall)
+    if slow == "tool":
+        domain, share = slow_tools(domain, share), 0.0
     config = TrainConfig.model_validate(
         {
             "domain": wall,
@@ -109,13 +141,17 @@ def count(taken: list[list[Group]]) -> int:
     return sum(len(group.trajectories) for groups in taken for group in groups)
 
 
+@pytest.mark.parametrize("slow", ["user", "tool"])
 @pytest.mark.parametrize("policy", ["cut", "carry"])
-def test_throughput_with_stragglers(wall: str, policy: str) -> None:
-    (smooth, _, _), alone = play(run_steps(wall, policy, 0.0))
-    (rough, _, _), together = play(run_steps(wall, policy, 0.05))
-    (_, _, _), waiting = play(run_steps(wall, "cut", 0.05, quorum=1.0))
+def test_throughput_with_stragglers(wall: str, policy: str, slow: str) -> None:
+    (smooth, _, _), alone = play(run_steps(wall, policy, 0.0, slow))
+    (rough, _, _), together = play(run_steps(wall, policy, 0.05, slow))
+    (_, _, _), waiting = play(run_steps(wall, "cut", 0.05, slow, quorum=1.0))
+    blamed = {item.blame for groups in rough for group in groups for item in group.failed}
+    assert blamed <= {slow}
     share = (count(rough) / together) / (count(smooth) / alone)
-    print(f"{policy}: {share:.1%} of the throughput without; waiting takes {waiting / alone:.1f} times")
+    times = f"waiting takes {waiting / alone:.1f} times as long"
+    print(f"{policy}, slow {slow}: {share:.1%} of the throughput without; {times}")
     assert count(smooth) >= 0.95 * STEPS * TASKS * SIZE
     assert share >= 0.9
     assert waiting > 5 * alone  # what it is all about

@@ -1,9 +1,10 @@
 """Runs verbs in processes that are killed. Loads everything once and forks a process for each order.
 
 An order is a line of JSON on stdin: `kind`, `config` (a file), `run` (to go on with, or null), and `fault`:
-`["line", n]` kills at the n-th line executed in the code that writes or publishes, `["write", n, share]` in
-the middle of the n-th write to a log, `["time", seconds]` whenever that is. The answer is a line of JSON:
-how the process ended and, where it was not killed, how many lines and writes there were.
+`["line", place, n]` kills at the n-th line executed in one of the PLACES where something is written or
+published, `["write", n, share]` in the middle of the n-th write to a log, `["time", seconds]` whenever that
+is. The answer is a line of JSON: how the process ended and, where it was not killed, how many lines (by
+place) and writes there were.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -27,7 +29,6 @@ from transformers import Lfm2ForCausalLM  # noqa: F401 - loaded once, before the
 from trialogue import durable
 from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig
 from trialogue.engine import state as engine_state
-from trialogue.engine import torch_engine
 from trialogue.learn import checkpoint
 from trialogue.learn.sft import sft
 from trialogue.learn.synthesize import synthesize
@@ -37,19 +38,36 @@ from trialogue.score.evaluate import evaluate
 torch.set_num_threads(1)
 logging.getLogger("trialogue").setLevel(logging.ERROR)
 
+PLACES = ("checkpoint", "log", "publish", "verb")
 VERBS: dict[str, tuple[Any, Any]] = {
     "train": (train, TrainConfig),
     "sft": (sft, SftConfig),
     "eval": (evaluate, EvalConfig),
     "synthesize": (synthesize, SynthesizeConfig),
 }
-FILES = {module.__file__ for module in (durable, engine_state, checkpoint, sys.modules["trialogue.run"])}
-NAMES = {"publish", "optim_step", "train", "sft", "evaluate", "keep", "_evaluate", "finish", "write_lines"}
-ENGINE = torch_engine.__file__
+PACKAGE = str(Path(durable.__file__).parent)
+CHECKPOINT_FILES = {checkpoint.__file__, engine_state.__file__}
+CHECKPOINT_NAMES = {"seal", "put_in_place", "put_back", "find_damage", "_hash"}
+PUBLISH_NAMES = {"publish", "optim_step"}
+LOG_FILES = {durable.__file__, sys.modules["trialogue.run"].__file__}
+VERB_NAMES = {"train", "sft", "evaluate", "keep", "_evaluate", "finish", "write_lines"}
+
+
+def find_place(code: CodeType) -> str | None:
+    """Which of the places a function belongs to."""
+    if not code.co_filename.startswith(PACKAGE):
+        return None
+    if code.co_name in PUBLISH_NAMES:
+        return "publish"
+    if code.co_filename in CHECKPOINT_FILES or code.co_name in CHECKPOINT_NAMES:
+        return "checkpoint"
+    if code.co_filename in LOG_FILES:
+        return "log"
+    return "verb" if code.co_name in VERB_NAMES else None
 
 
 class Count:
-    lines = 0
+    lines: Counter[str] = Counter()
     writes = 0
 
 
@@ -57,21 +75,24 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def watch_lines(at: int) -> None:
+def watch_lines(where: str, at: int) -> None:
     """Count the lines executed where something is written or published, in whatever thread."""
 
-    def local(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            Count.lines += 1
-            if Count.lines == at:
-                die()
+    def count(place: str) -> Any:
+        def local(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line":
+                Count.lines[place] += 1
+                if place == where and Count.lines[place] == at:
+                    die()
+            return local
+
         return local
 
+    counters = {place: count(place) for place in PLACES}
+
     def look(frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        if code.co_filename in FILES:
-            return local
-        return local if code.co_name in NAMES and "/trialogue/" in code.co_filename else None
+        place = find_place(frame.f_code)
+        return None if place is None else counters[place]
 
     threading.settrace(look)
     sys.settrace(look)
@@ -94,7 +115,7 @@ def watch_writes(at: int, share: float) -> None:
 def work(order: dict[str, Any]) -> None:
     fault = order["fault"]
     if fault is None or fault[0] == "line":
-        watch_lines(0 if fault is None else fault[1])
+        watch_lines(*(("", 0) if fault is None else fault[1:]))
     if fault is None or fault[0] == "write":
         watch_writes(*((0, 0.0) if fault is None else fault[1:]))
     verb, kind = VERBS[order["kind"]]

@@ -35,6 +35,13 @@ class House(Database):
         return "left"
 
 
+class Echo(House):
+    @tool
+    def echo(self, text: str) -> str:
+        """Say it back."""
+        return text
+
+
 class Hand(Database):
     raised: bool = False
 
@@ -281,6 +288,27 @@ def test_what_a_party_sees_does_not_depend_on_when_it_looked() -> None:
 )
 def test_only_a_closing_stop_token_ends(text: str, ends: bool) -> None:
     assert is_stop(make(), text) is ends
+
+
+@pytest.mark.parametrize("more", [{}, {"stop_anywhere": True}])
+async def test_a_stop_token_ends_nothing_in_the_words_of_tools_and_agents(more: dict[str, Any]) -> None:
+    lines = [call("echo", text=f"Noted. {STOP}"), f"Goodbye. {STOP}", "And now?"]
+    database = Echo.load({"lamps": {}})
+    domain = Domain("house", "Be bright.", database, from_list("house", [TASK]), **more)
+    environment = domain.open(TASK)
+    agent = Party("agent", ScriptedModel(lines), "", environment.tools)
+    user = Party("user", ScriptedModel(["Light!", "Well?", STOP]), "", {})
+    trajectory = await converse(TASK, environment, agent, user, None)
+    assert said(trajectory) == [
+        ("user", "user", "Light!"),
+        ("agent", "assistant", ""),
+        ("agent", "tool", f"Noted. {STOP}"),
+        ("agent", "assistant", f"Goodbye. {STOP}"),
+        ("user", "user", "Well?"),
+        ("agent", "assistant", "And now?"),
+        ("user", "user", STOP),
+    ]
+    assert trajectory.end == "user_stop"
 
 
 def test_a_domain_may_have_other_stop_rules() -> None:

@@ -22,6 +22,7 @@ from trialogue.config import Synthesis
 from trialogue.durable import saving, sync, write
 from trialogue.errors import ConfigError, DomainError, RunError
 from trialogue.messages import Message, from_openai
+from trialogue.reading import from_json, reading
 from trialogue.score.contamination import find_writes
 from trialogue.secrets import redact_data
 from trialogue.talk.model import Model
@@ -274,28 +275,23 @@ class Example(NamedTuple):
 
 def read_parquet(path: Path) -> Iterator[Example]:
     """The rows of a parquet file with `messages` and `tools`, ours or anybody's; either may be JSON text."""
-    import pyarrow
     from pyarrow import parquet
 
-    try:
+    with reading(f"cannot read {path}", RunError):
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise RunError(f"cannot read {path}: {error}") from None
     for number, row in enumerate(rows):
-        try:
+        with reading(f"{path}, row {number}", RunError):
             messages = _to_list(row["messages"])
             tools = [_to_tool(shape) for shape in _flatten(_to_list(row.get("tools")))]
             turns = [
                 Turn(side="user" if shape["role"] == "user" else "agent", message=from_openai(shape))
                 for shape in messages
             ]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"{path}, row {number}: no conversation of the OpenAI shape ({error!r})") from None
         yield Example(str(row.get("id", number)), turns, tools)
 
 
 def _to_list(value: Any) -> list[Any]:
-    value = json.loads(value) if isinstance(value, str) else value
+    value = from_json(value) if isinstance(value, str) else value
     return list(value or ())
 
 

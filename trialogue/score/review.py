@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from trialogue.durable import append, mend, write
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.messages import Frozen, Message
+from trialogue.reading import from_json
 from trialogue.run import read_lines
 from trialogue.score.verify import Flaw
 from trialogue.talk.model import Model, ModelSource
@@ -213,7 +214,7 @@ def read_judgement(identity: str, answer: str, name: str) -> Verdict:
     """A judge's answer as a verdict."""
     found = re.search(r"\{.*\}", answer, re.DOTALL)
     try:
-        judgement = _Judgement.model_validate(json.loads(found[0]) if found else None)
+        judgement = _Judgement.model_validate(from_json(found[0]) if found else None)
         for value in judgement.scores.values():
             _Score(value=value)
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, cast, get_args
@@ -10,6 +9,7 @@ from typing import Any, cast, get_args
 from trialogue.config import AuditSettings, Speaker
 from trialogue.errors import GradeError
 from trialogue.messages import Message
+from trialogue.reading import from_json
 from trialogue.score.audit import audit
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import Audit
@@ -77,12 +77,12 @@ def read_verdict(text: str, trajectory: Trajectory) -> list[Finding]:
     """The findings in a judge's answer; fenced JSON is JSON too."""
     fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
-        faults = cast("list[dict[str, Any]]", json.loads(fenced[1] if fenced else text)["faults"])
+        faults = cast("list[dict[str, Any]]", from_json(fenced[1] if fenced else text)["faults"])
         findings = [
             Finding(kind=item["kind"], turn=int(item["message"]), evidence=str(item["evidence"]), by="judge")
             for item in faults
         ]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         allowed = ", ".join(get_args(Fault))
         raise GradeError(
             f"the verdict on the user cannot be read ({error}): {text[:200]!r}; kinds are {allowed}"

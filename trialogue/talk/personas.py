@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import cast
 
 from trialogue.errors import ConfigError
+from trialogue.reading import explain, from_json
 
 BUILT_IN = Path(__file__).parent / "personas.toml"
 
@@ -49,15 +48,17 @@ def read_personas(strength: str, file: str | None = None) -> Personas:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            lines = [json.loads(line) for line in text.split("\n") if line.strip()]
+            lines = [from_json(line) for line in text.split("\n") if line.strip()]
             whole = {str(line["name"]): str(line["text"]) for line in lines}
             return Personas({"persona": whole}, {"persona": 1.0})
         data = tomllib.loads(text)
-        chance = cast("dict[str, float]", data.pop("chance")[strength])
+        chance = {name: float(share) for name, share in data.pop("chance")[strength].items()}
         groups = {name: {key: str(value) for key, value in traits.items()} for name, traits in data.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not all(groups.values()):
+            raise ValueError("a group without traits")
+    except Exception as error:
         raise ConfigError(
-            f"cannot read the personas in {path}: {type(error).__name__}: {error}; write groups of named "
+            f"cannot read the personas in {path}: {explain(error)}; write groups of named "
             f"texts and [chance.{strength}] in TOML, or JSON lines with name and text"
-        ) from None
+        ) from error
     return Personas(groups, chance)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trialogue.errors import ConfigError, ModelError
 from trialogue.messages import ToolCall, from_openai
+from trialogue.reading import from_json, reading
 from trialogue.task import Call, Side, Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import STOP
@@ -46,15 +46,13 @@ def read_script(path: Path) -> list[Reply]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            value: Any = json.loads(line)
+        with reading(f"{path}, line {number}, is neither a JSON text nor a message", ConfigError):
+            value: Any = from_json(line)
             if isinstance(value, str):
                 lines.append(Reply(value))
             else:
                 message = from_openai({"role": "assistant", **value})
                 lines.append(Reply(message.content, message.tool_calls, message.reasoning))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{path}, line {number}: neither a JSON text nor a message ({error})") from None
     if not lines:
         raise ConfigError(f"the script {path} is empty")
     return lines

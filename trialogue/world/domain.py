@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from pydantic import ValidationError
-
 from trialogue.errors import DomainError, ToolError
+from trialogue.reading import from_json, reading
 from trialogue.task import Call, Setup, Side, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.database import Change, Database
@@ -145,10 +143,8 @@ class Domain:
         folder = folder if folder.is_dir() else folder.parent
         name = str(more.pop("name", folder.name))
         source = read_file(folder / "database.json")
-        try:
-            data = json.loads(source)
-        except ValueError as error:
-            raise DomainError(f"{folder / 'database.json'}: not JSON: {error}") from None
+        with reading(folder / "database.json", DomainError):
+            data = from_json(source)
         tasks = read_tasks(folder / "tasks.jsonl", name)
         more.setdefault("reference", str(Path(beside).resolve()))
         policy = read_file(folder / "policy.md")
@@ -177,15 +173,9 @@ def read_tasks(path: Path, domain: str) -> list[Task]:
     for number, line in enumerate(read_file(path).split("\n"), 1):  # JSON may hold other line separators
         if not line.strip():
             continue
-        try:
-            data: Any = json.loads(line)
+        with reading(f"{path}, line {number}", DomainError):
+            data: Any = from_json(line)
             tasks.append(Task.model_validate({"domain": domain, **data} if isinstance(data, dict) else data))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DomainError(f"{path}, line {number}: {where}: {first['msg']}") from None
-        except ValueError as error:
-            raise DomainError(f"{path}, line {number}: not JSON: {error}") from None
     return tasks
 
 

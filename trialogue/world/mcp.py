@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from trialogue.errors import ConfigError, DomainError, ToolError
 from trialogue.messages import Frozen
+from trialogue.reading import reading
 from trialogue.task import Side, Task
 from trialogue.world.database import Database
 from trialogue.world.domain import Domain, Environment, Prepared, from_list, read_file, read_tasks
@@ -294,14 +295,8 @@ def load_server(beside: str | Path, **more: Any) -> McpDomain:
 
 
 def read_server(path: Path) -> Server:
-    try:
+    with reading(path, DomainError):
         return Server.model_validate(tomllib.loads(read_file(path)))
-    except tomllib.TOMLDecodeError as error:
-        raise DomainError(f"{path} is not TOML: {error}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DomainError(f"{path}{f', {where}' if where else ''}: {first['msg']}") from None
 
 
 async def list_tools(server: Server, beside: Path) -> dict[str, Tool]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import importlib.util
-import json
 import os
 import re
 import tomllib
@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.errors import ConfigError
+from trialogue.reading import from_json, reading
 
 VARIABLE = "TRIALOGUE_DATA"
 ENDINGS = ("", ".gz")
+DATA = (".json", ".toml")
+
+
+class Missing(ConfigError):
+    """A file that is not there; some may be left out."""
 
 
 def find_data(
@@ -84,19 +90,28 @@ def _read_commit(folder: Path) -> str | None:
 
 def read_text(folder: Path, stem: str, endings: Iterable[str] = (".md", ".txt")) -> str:
     """A text file by its name without ending, gzipped or not."""
-    path = find_file(folder, stem, endings)
-    data = path.read_bytes()
-    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    return _unpack(find_file(folder, stem, endings))
+
+
+def _unpack(path: Path) -> str:
+    with reading(path, ConfigError):
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
 
 
 def read_data(folder: Path, stem: str) -> Any:
     """JSON or TOML by its name without ending, gzipped or not."""
-    path = find_file(folder, stem, (".json", ".toml"))
-    text = read_text(folder, stem, (".json", ".toml"))
-    try:
-        return tomllib.loads(text) if ".toml" in path.suffixes else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    path = find_file(folder, stem, DATA)
+    if ".toml" not in path.suffixes:
+        return read_json(path)
+    with reading(path, ConfigError):
+        return tomllib.loads(_unpack(path))
+
+
+def read_json(path: Path) -> Any:
+    """A file of JSON, gzipped or not."""
+    with reading(path, ConfigError):
+        return from_json(_unpack(path))
 
 
 def find_file(folder: Path, stem: str, endings: Iterable[str]) -> Path:
@@ -104,11 +119,20 @@ def find_file(folder: Path, stem: str, endings: Iterable[str]) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"{folder} has no {stem}; looked for {', '.join(names)}")
+    raise Missing(f"{folder} has no {stem}; looked for {', '.join(names)}")
 
 
 def read_lines(path: Path) -> list[Any]:
     """JSON lines, gzipped or not."""
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+    rows: list[Any] = []
+    for number, line in enumerate(_unpack(path).split("\n"), 1):
+        with reading(f"{path}, line {number}", ConfigError):
+            if line.strip():
+                rows.append(from_json(line))
+    return rows
+
+
+def read_python(path: Path) -> ast.Module:
+    """The syntax tree of a Python file, which is never run."""
+    with reading(path, ConfigError):
+        return ast.parse(_unpack(path))

@@ -10,6 +10,8 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -161,10 +163,11 @@ def kind_of(toolkit: type[Toolkit], name: str) -> ToolKind:
     return "write" if toolkit.tools[name].writes else "read"
 
 
-def to_raw_tools(toolkit: type[Toolkit]) -> dict[str, Tool]:
+@cache
+def to_raw_tools(toolkit: type[Toolkit]) -> Mapping[str, Tool]:
     """The tools of a toolkit as its benchmark offers them: schemas with titles and definitions, and no
     check of the arguments before the method runs."""
-    return {name: _to_raw_tool(toolkit, tool) for name, tool in toolkit.tools.items()}
+    return MappingProxyType({name: _to_raw_tool(toolkit, tool) for name, tool in toolkit.tools.items()})
 
 
 def _to_raw_tool(toolkit: type[Toolkit], tool: Tool) -> Tool:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trialogue.errors import ConfigError
+from trialogue.reading import reading
 from trialogue.score.benchmarks.ace import data as files
 from trialogue.score.benchmarks.ace.grade import grade, judge
 from trialogue.score.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice, TextCaller
@@ -65,7 +66,8 @@ def find(name: str = "", data: str | None = None) -> AceDomain:
             "it, and behind that -text, -mended or both"
         )
     folder = files.find_folder(data, f"ace:{category}")
-    return _find(category, language, "mended" not in how, "text" in how, folder)
+    with reading(folder, ConfigError):
+        return _find(category, language, "mended" not in how, "text" in how, folder)
 
 
 @lru_cache(maxsize=8)
@@ -115,7 +117,12 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         policies=policies,
         wording=wording,
     )
-    tasks = [_with_calls(domain, task) for task in files.read_tasks(folder, language, category, name)]
+    tasks: list[Task] = []
+    for task in files.read_tasks(folder, language, category, name):
+        with reading(
+            f"{files.find_tasks(folder, language, category)} and its answers, {task.id}", ConfigError
+        ):
+            tasks.append(_with_calls(domain, task))
     return replace(domain, tasks=from_list(name, tasks))
 
 
@@ -123,6 +130,7 @@ def _with_calls(domain: AceDomain, task: Task) -> Task:
     """With the milestones as gold calls, where they lead to the expected end: many leave steps out."""
     calls = files.read_milestones(task)
     environment = domain.open(task)
+    environment.tools  # noqa: B018 - descriptions that are none are told now
     environment.replay((call.name, call.arguments, "agent") for call in calls)
     if not calls or not judge(environment, []).end_to_end:
         return task

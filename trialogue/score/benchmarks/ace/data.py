@@ -8,9 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
+from trialogue.errors import ConfigError
+from trialogue.reading import reading
 from trialogue.score.benchmarks.ace.execute import Unreadable, read_calls
 from trialogue.score.benchmarks.ace.phone import Phone, to_users
-from trialogue.score.benchmarks.folder import find_data, read_lines
+from trialogue.score.benchmarks.folder import find_data, read_lines, read_python
 from trialogue.score.benchmarks.toolkit import Plain
 from trialogue.task import Assertion, Call, Expected, Task
 
@@ -30,48 +32,58 @@ def read_phone(folder: Path, language: str) -> Phone:
     inbox: dict[int, Counter[str]] = {}
     reminders: dict[int, Counter[str]] = {}
     for category in CATEGORIES:
-        for answer in read_answers(folder, language, category):
-            for item in answer["ground_truth"]:
-                for attributes in item.values():
-                    for votes, key in ((inbox, "inbox"), (reminders, "reminder_list")):
-                        for number, record in attributes.get(key, {}).items():
-                            votes.setdefault(int(number), Counter())[json.dumps(record)] += 1
-    return Phone.load(
-        {
-            "language": language,
-            "inbox": _elect(inbox, 6),
-            "reminder_list": _elect(reminders, 3),
-            "users": to_users(),
-        }
-    )
+        path = find_answers(folder, language, category)
+        with reading(path, ConfigError):
+            for answer in read_lines(path):
+                for item in answer["ground_truth"]:
+                    for attributes in item.values():
+                        for votes, key in ((inbox, "inbox"), (reminders, "reminder_list")):
+                            for number, record in attributes.get(key, {}).items():
+                                votes.setdefault(int(number), Counter())[json.dumps(record)] += 1
+    with reading(find_answers(folder, language, "*"), ConfigError):
+        return Phone.load(
+            {
+                "language": language,
+                "inbox": _elect(inbox, 6),
+                "reminder_list": _elect(reminders, 3),
+                "users": to_users(),
+            }
+        )
 
 
 def _elect(votes: dict[int, Counter[str]], last: int) -> dict[int, Plain]:
     return {number: json.loads(votes[number].most_common(1)[0][0]) for number in range(1, last + 1)}
 
 
-def read_answers(folder: Path, language: str, category: str) -> list[Plain]:
-    return read_lines(folder / f"data_{language}" / "possible_answer" / f"data_agent_{category}.json")
+def find_tasks(folder: Path, language: str, category: str) -> Path:
+    return folder / f"data_{language}" / f"data_agent_{category}.json"
+
+
+def find_answers(folder: Path, language: str, category: str) -> Path:
+    return folder / f"data_{language}" / "possible_answer" / f"data_agent_{category}.json"
 
 
 def read_tasks(folder: Path, language: str, category: str, name: str) -> list[Task]:
     """Every task of a category with its answer."""
-    raw = read_lines(folder / f"data_{language}" / f"data_agent_{category}.json")
-    answers = {item["id"]: item for item in read_answers(folder, language, category)}
+    path = find_answers(folder, language, category)
+    with reading(path, ConfigError):
+        answers = {
+            item["id"]: {key: item[key] for key in ("ground_truth", "mile_stone")}
+            for item in read_lines(path)
+        }
+    path = find_tasks(folder, language, category)
     keys = ("initial_config", "function", "involved_classes")
-    return [
-        Task(
-            id=item["id"],
-            domain=name,
-            instructions=item["question"],
-            expected=Expected(assertions=(Assertion(name="is_end_right"),)),
-            meta={
-                **{key: item[key] for key in keys},
-                **{key: answers[item["id"]][key] for key in ("ground_truth", "mile_stone")},
-            },
-        )
-        for item in raw
-    ]
+    with reading(path, ConfigError):
+        return [
+            Task(
+                id=item["id"],
+                domain=name,
+                instructions=item["question"],
+                expected=Expected(assertions=(Assertion(name="is_end_right"),)),
+                meta={**{key: item[key] for key in keys}, **answers[item["id"]]},
+            )
+            for item in read_lines(path)
+        ]
 
 
 def read_milestones(task: Task) -> tuple[Call, ...]:
@@ -106,7 +118,7 @@ def read_wording(folder: Path, language: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for place, names in wanted.items():
         if (code / place).is_file():
-            for node in ast.parse((code / place).read_text(encoding="utf-8")).body:
+            for node in read_python(code / place).body:
                 match node:
                     case ast.Assign(
                         targets=[ast.Name(id=variable)], value=ast.Constant(value=str() as text)

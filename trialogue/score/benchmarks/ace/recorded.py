@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, DomainError
+from trialogue.reading import reading
 from trialogue.score.benchmarks import ace
 from trialogue.score.benchmarks.ace.execute import Unreadable
 from trialogue.score.benchmarks.ace.grade import judge
@@ -22,17 +23,18 @@ def score(path: Path, name: str, data: str | None) -> list[Recorded]:
     tasks = {task.id: task for task in domain.tasks("all")}
     category = domain.name.replace("ace:", "agent_")
     wanted = category, domain.language
-    return [
-        score_one(domain, tasks, record)
-        for record in read_lines(path)
-        if (record.get("category", category), record.get("lang", domain.language)) == wanted
-    ]
+    with reading(path, ConfigError):
+        return [
+            score_one(domain, tasks, record)
+            for record in read_lines(path)
+            if (record.get("category", category), record.get("lang", domain.language)) == wanted
+        ]
 
 
 def score_one(domain: AceDomain, tasks: Mapping[str, Task], record: Mapping[str, Any]) -> Recorded:
     task = tasks.get(str(record["id"]))
     if task is None:
-        raise ConfigError(f"{domain.reference} has no task '{record['id']}'")
+        raise DomainError(f"{domain.reference} has no task '{record['id']}'")
     environment = domain.open(task)
     initial = environment.digest()
     mismatches: list[dict[str, Any]] = []

@@ -9,8 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, DomainError
 from trialogue.messages import ToolCall
+from trialogue.reading import reading
 from trialogue.score.benchmarks.bfcl import package as files
 from trialogue.score.benchmarks.bfcl.execute import find_functions, parse_call
 from trialogue.score.benchmarks.bfcl.world import Apis, BfclDomain, find_opened, find_tools, grade
@@ -40,17 +41,15 @@ def find(name: str = "", data: str | None = None) -> BfclDomain:
         allowed = ", ".join([*files.CATEGORIES, ALL])
         raise ConfigError(f"there is no 'bfcl:{name}'; allowed are {allowed}, with @v3 or @v4 behind it")
     package = files.find_package(data)
-    return _find(category, files.find_generation(package, wanted), package)
+    with reading(package, ConfigError):
+        return _find(category, files.find_generation(package, wanted), package)
 
 
 @lru_cache(maxsize=16)
 def _find(category: str, generation: str, package: Path) -> BfclDomain:
     name = f"bfcl:{category}"
     categories = files.CATEGORIES if category == ALL else (category,)
-    found = (
-        [to_task(entry, name, item) for entry in files.read_entries(package, generation, item)]
-        for item in categories
-    )
+    found = [_read_tasks(package, generation, item, name) for item in categories]
     # In turns, so that the first few of all are a few of each.
     tasks = [task for row in zip_longest(*found) for task in row if task is not None]
     official = files.read_added_sentence(package)
@@ -79,9 +78,19 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
     )
 
 
+def _read_tasks(package: Path, generation: str, category: str, name: str) -> list[Task]:
+    with reading(files.find_entries(package, generation, category), ConfigError):
+        return [to_task(entry, name, category) for entry in files.read_entries(package, generation, category)]
+
+
 def to_task(entry: Plain, name: str, category: str) -> Task:
     """One entry of the benchmark; its category is its family."""
     turns = ["\n".join(message["content"] for message in turn) for turn in entry["question"]]
+    if not all(
+        isinstance(calls, list) and all(isinstance(call, str) for call in calls)
+        for calls in entry["ground_truth"]
+    ):
+        raise ValueError("ground_truth holds no lists of calls")
     return Task(
         id=entry["id"],
         domain=name,
@@ -121,7 +130,8 @@ class GoldCaller:
         kinds = [files.load_class(package, name) for name in task.meta["involved_classes"]]
         owners: dict[str, Any] = {name: kind for kind in kinds for name in find_functions(kind)}
         truth: list[list[str]] = task.meta["ground_truth"]
-        self._turns = [[_to_named(text, owners) for text in calls] for calls in truth]
+        with reading(f"task {task.id}, ground_truth", DomainError):
+            self._turns = [[_to_named(text, owners) for text in calls] for calls in truth]
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
         number = sum(turn.message.role == "user" for turn in turns) - 1

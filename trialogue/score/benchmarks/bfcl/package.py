@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import VARIABLE, find_data, read_lines
+from trialogue.reading import reading
+from trialogue.score.benchmarks.folder import VARIABLE, find_data, read_lines, read_python
 from trialogue.score.benchmarks.toolkit import Plain
 
 HELP = (
@@ -65,12 +66,18 @@ def find_generation(package: Path, wanted: str) -> str:
     return wanted or there[0]
 
 
+def find_entries(package: Path, generation: str, category: str) -> Path:
+    return package / "data" / f"BFCL_{generation}_multi_turn_{category}.json"
+
+
 def read_entries(package: Path, generation: str, category: str) -> list[Plain]:
     """The entries of a category, each with its `ground_truth`."""
-    name = f"BFCL_{generation}_multi_turn_{category}.json"
-    answers = read_lines(package / "data" / "possible_answer" / name)
-    truth = {item["id"]: item["ground_truth"] for item in answers}
-    return [{**item, "ground_truth": truth[item["id"]]} for item in read_lines(package / "data" / name)]
+    entries = find_entries(package, generation, category)
+    answers = entries.parent / "possible_answer" / entries.name
+    with reading(answers, ConfigError):
+        truth = {item["id"]: item["ground_truth"] for item in read_lines(answers)}
+    with reading(entries, ConfigError):
+        return [{**item, "ground_truth": truth[item["id"]]} for item in read_lines(entries)]
 
 
 @lru_cache(maxsize=32)
@@ -84,7 +91,7 @@ def read_added_sentence(package: Path) -> str | None:
     path = package / "constants" / "default_prompts.py"
     if not path.is_file():
         return None
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in read_python(path).body:
         match node:
             case ast.Assign(
                 targets=[ast.Name(id="DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC")],

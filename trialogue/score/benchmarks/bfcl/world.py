@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from trialogue.errors import DomainError
 from trialogue.messages import ToolCall
+from trialogue.reading import reading
 from trialogue.score.benchmarks.ace.world import to_schema
 from trialogue.score.benchmarks.bfcl.execute import Instances
 from trialogue.score.benchmarks.bfcl.grade import GoldTurn, Step, find_fault, reach_gold
@@ -41,7 +43,8 @@ class BfclDomain(Domain):
     )
 
     def open(self, task: Task) -> BfclEnvironment:
-        environment = BfclEnvironment(self, task)
+        with reading(f"task {task.id}", DomainError):
+            environment = BfclEnvironment(self, task)
         _OPENED.set(environment)
         return environment
 

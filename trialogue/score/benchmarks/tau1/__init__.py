@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trialogue.errors import ConfigError
+from trialogue.reading import reading
 from trialogue.score.benchmarks.folder import find_version, read_text
 from trialogue.score.benchmarks.tau1 import data as files
 from trialogue.score.benchmarks.tau1.airline import AirlineTools
@@ -28,7 +29,9 @@ def find(name: str = "", data: str | None = None) -> Tau1Domain:
     """The domain `retail` or `airline`; `data` is a folder with the benchmark's files."""
     if name not in NAMES:
         raise ConfigError(f"there is no 'tau:{name}'; allowed are {', '.join(NAMES)}")
-    return _find(name, files.find_folder(data, name))
+    folder = files.find_folder(data, name)
+    with reading(folder, ConfigError):
+        return _find(name, folder)
 
 
 @lru_cache(maxsize=8)
@@ -37,16 +40,19 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
     tools = to_raw_tools(toolkit)
     schemas = files.read_schemas(folder)
     if schemas is not None:
-        functions = {shape["function"]["name"]: shape["function"] for shape in schemas}
-        tools = {
-            name: Tool(name, shape["description"], shape["parameters"], tool.run, tool.writes, tool.ends)
-            for name, shape in functions.items()
-            if (tool := tools.get(name)) is not None
-        }
+        with reading(folder / "tools", ConfigError):
+            functions = {shape["function"]["name"]: shape["function"] for shape in schemas}
+            tools = {
+                name: Tool(name, shape["description"], shape["parameters"], tool.run, tool.writes, tool.ends)
+                for name, shape in functions.items()
+                if (tool := tools.get(name)) is not None
+            }
     around = files.read_user_prompt(folder)
     writes = frozenset(tool.name for tool in tools.values() if tool.writes)
     name = f"tau:{domain}"
     policy = read_text(folder, "wiki")
+    with reading(folder / "data", ConfigError):
+        database = toolkit.load(files.read_database(folder, domain))
     own = [part for part, given in (("tools", schemas), ("user prompt", around)) if given is None]
 
     def user_prompt(task: Task) -> str:
@@ -56,7 +62,7 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
     return Tau1Domain(
         name=name,
         policy=policy,
-        database=toolkit.load(files.read_database(folder, domain)),
+        database=database,
         tasks=files.find_tasks(folder, domain, name, writes),
         reward=grade,
         user_prompt=user_prompt if around is not None else None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import find_data, read_data
+from trialogue.reading import from_json, reading
+from trialogue.score.benchmarks.folder import Missing, find_data, read_data, read_python
 from trialogue.task import SPLITS, Call, Expected, Task
 from trialogue.world.domain import TaskSource
 
@@ -35,10 +37,11 @@ def find_tasks(folder: Path, domain: str, name: str, writes: frozenset[str]) -> 
 
     def read(split: str) -> list[Task]:
         if split not in known:
-            raw = read_raw_tasks(folder, split)
-            known[split] = [
-                to_task(item, f"{split}-{number}", name, split, writes) for number, item in enumerate(raw)
-            ]
+            with reading(folder / f"tasks_{split}", ConfigError):
+                raw = read_raw_tasks(folder, split)
+                known[split] = [
+                    to_task(item, f"{split}-{number}", name, split, writes) for number, item in enumerate(raw)
+                ]
         return known[split]
 
     def find(
@@ -70,12 +73,12 @@ def read_raw_tasks(folder: Path, split: str) -> list[dict[str, Any]]:
     path = folder / f"tasks_{split}.py"
     if not path.is_file():
         return read_data(folder, f"tasks_{split}")
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in read_python(path).body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=items)) if name.startswith(
                 "TASKS"
             ):
-                return [_to_plain(item) for item in items]
+                return from_json(json.dumps([_to_plain(item) for item in items]))
             case _:
                 pass
     raise ConfigError(f"{path} assigns no list of tasks")
@@ -116,19 +119,19 @@ def read_schemas(folder: Path) -> list[dict[str, Any]] | None:
         order = _read_order(tools / "__init__.py")
         found: dict[str, dict[str, Any]] = {}
         for path in sorted(tools.glob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(read_python(path)):
                 if isinstance(node, ast.ClassDef):
                     for shape in _returned(node, "get_info"):
-                        found[node.name] = shape
+                        found[node.name] = from_json(json.dumps(shape))
         return [found[name] for name in order if name in found]
     try:
         return read_data(folder, "tools_info")
-    except ConfigError:
+    except Missing:
         return None
 
 
 def _read_order(path: Path) -> list[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in read_python(path).body:
         match node:
             case ast.Assign(targets=[ast.Name(id="ALL_TOOLS")], value=ast.List(elts=items)):
                 return [item.id for item in items if isinstance(item, ast.Name)]
@@ -152,7 +155,7 @@ def read_user_prompt(folder: Path) -> tuple[str, str] | None:
     path = folder.parent / "user.py"
     if not path.is_file():
         return None
-    for owner in ast.parse(path.read_text(encoding="utf-8")).body:
+    for owner in read_python(path).body:
         if not isinstance(owner, ast.ClassDef) or owner.name != "LLMUserSimulationEnv":
             continue
         for node in ast.walk(owner):

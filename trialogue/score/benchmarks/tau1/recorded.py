@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
+from trialogue.reading import reading
 from trialogue.score.benchmarks import tau1
 from trialogue.score.benchmarks.folder import read_lines
 from trialogue.score.benchmarks.recorded import Recorded
@@ -19,7 +21,8 @@ from trialogue.trajectory import Turn
 def score(path: Path, name: str, data: str | None) -> list[Recorded]:
     """Grade every episode of a file by the task it holds. What was not over gets 0, as in the benchmark."""
     domain = tau1.find(name, data)
-    return [score_one(domain, record) for record in read_lines(path)]
+    with reading(path, ConfigError):
+        return [score_one(domain, record) for record in read_lines(path)]
 
 
 def score_one(domain: Tau1Domain, record: Mapping[str, Any]) -> Recorded:

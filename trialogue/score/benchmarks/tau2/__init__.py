@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import find_version, read_data, read_text
+from trialogue.reading import reading
+from trialogue.score.benchmarks.folder import DATA, Missing, find_file, find_version, read_data, read_text
 from trialogue.score.benchmarks.tau2 import data as files
 from trialogue.score.benchmarks.tau2.airline import AirlineTools
 from trialogue.score.benchmarks.tau2.grade import grade
@@ -46,7 +47,8 @@ def find(name: str = "", data: str | None = None) -> Tau2Domain:
             f"TAU2 has no generation '{generation}'; allowed are {', '.join(files.GENERATIONS)}"
         )
     folder = files.find_folder(data, domain.removesuffix("-workflow"))
-    return _find(domain, solo, generation, folder, files.find_task_folder(folder, generation, data))
+    with reading(folder, ConfigError):
+        return _find(domain, solo, generation, folder, files.find_task_folder(folder, generation, data))
 
 
 @lru_cache(maxsize=32)
@@ -111,23 +113,28 @@ def _work_alone(task: Task, seed: int) -> ScriptedModel:
 @lru_cache(maxsize=8)
 def _read_databases(folder: Path) -> tuple[Toolkit, Toolkit | None]:
     """The databases of a domain: several variants of it share them."""
-    data: dict[str, Any] = read_data(folder, "db")
-    match folder.name:
-        case "retail":
-            return RetailTools.load(data), None
-        case "airline":
-            return AirlineTools.load(data), None
-        case "telecom":
+    with reading(find_file(folder, "db", DATA), ConfigError):
+        data: dict[str, Any] = read_data(folder, "db")
+        match folder.name:
+            case "retail":
+                return RetailTools.load(data), None
+            case "airline":
+                return AirlineTools.load(data), None
+            case "telecom":
+                own = TelecomTools.load(key_lists(data))
+            case _:
+                own = MockTools.load(data)
+    with reading(folder / "user_db", ConfigError):
+        if folder.name == "telecom":
             around: dict[str, Any] = {"device": {}, "surroundings": {}, **read_data(folder, "user_db")}
-            return TelecomTools.load(key_lists(data)), TelecomUserTools.load(around)
-        case _:
-            return MockTools.load(data), MockUserTools.load(_read_inbox(folder))
+            return own, TelecomUserTools.load(around)
+        return own, MockUserTools.load(_read_inbox(folder))
 
 
 def _read_inbox(folder: Path) -> dict[str, Any]:
     try:
         return read_data(folder, "user_db")
-    except ConfigError:  # copies of the data made elsewhere leave it out
+    except Missing:  # copies of the data made elsewhere leave it out
         return {"notifications": {}}
 
 
@@ -136,7 +143,7 @@ def _read_guidelines(folder: Path, with_tools: bool) -> str | None:
     for place in (folder.parents[1] / "user_simulator", folder.parent / "user_simulator"):
         try:
             return read_text(place, stem)
-        except ConfigError:
+        except Missing:
             continue
     return None
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.errors import ConfigError
-from trialogue.score.benchmarks.folder import find_data, read_data, read_text
+from trialogue.reading import reading
+from trialogue.score.benchmarks.folder import DATA, find_data, find_file, read_data, read_text
 from trialogue.task import Assertion, Call, Expected, Setup, Side, Task
 from trialogue.world.domain import TaskSource
 
@@ -50,9 +51,10 @@ def find_task_folder(folder: Path, generation: str, data: str | None) -> Path:
 
 def guess_generation(folder: Path) -> tuple[str, ...]:
     """Which generation a task file can be: the early ones leave out what counts."""
-    tasks: list[dict[str, Any]] = read_data(folder, "tasks")
-    if any("reward_basis" in (task.get("evaluation_criteria") or {}) for task in tasks):
-        return ("v1.0.1",)
+    with reading(find_file(folder, "tasks", DATA), ConfigError):
+        tasks: list[dict[str, Any]] = read_data(folder, "tasks")
+        if any("reward_basis" in (task.get("evaluation_criteria") or {}) for task in tasks):
+            return ("v1.0.1",)
     return ("verified",) if "verified" in str(folder) else ("v0.2",)
 
 
@@ -70,9 +72,12 @@ def read_policy(folder: Path, domain: str, solo: bool) -> str:
 
 def find_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
     """A source over the benchmark's own splits; `all` is every task."""
-    raw: list[dict[str, Any]] = read_data(folder, "tasks")
-    splits: dict[str, list[str]] = read_data(folder, "split_tasks")
-    part = {name: split for split in ("base", "test", "train") for name in splits.get(split, ())}
+    source = find_file(folder, "tasks", DATA)
+    with reading(source, ConfigError):
+        raw: list[dict[str, Any]] = list(read_data(folder, "tasks"))
+    with reading(find_file(folder, "split_tasks", DATA), ConfigError):
+        splits: dict[str, list[str]] = dict(read_data(folder, "split_tasks"))
+        part = {name: split for split in ("base", "test", "train") for name in splits.get(split, ())}
     made: dict[str, Task] = {}
 
     def find(
@@ -87,14 +92,15 @@ def find_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
             raise ConfigError(f"{domain} has no split '{split}'; it has {', '.join([*splits, 'all'])}")
         wanted = None if split == "all" else set(splits[split])
         chosen: list[Task] = []
-        for shape in raw:
+        for number, shape in enumerate(raw, 1):
             if count is not None and len(chosen) >= count:
                 break
-            name = str(shape["id"])
-            if wanted is not None and name not in wanted:
-                continue
-            if name not in made:
-                made[name] = to_task(shape, domain, writes, part.get(name, "full"))
+            with reading(f"{source}, task {number}", ConfigError):
+                name = str(shape["id"])
+                if wanted is not None and name not in wanted:
+                    continue
+                if name not in made:
+                    made[name] = to_task(shape, domain, writes, part.get(name, "full"))
             task = made[name]
             if (not families or task.family in families) and (not levels or task.level in levels):
                 chosen.append(task)

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from trialogue.errors import ConfigError, GradeError
 from trialogue.messages import Message
+from trialogue.reading import from_json
 from trialogue.trajectory import Reply, Trajectory, Turn
 
 QUESTION = """\
@@ -43,7 +44,7 @@ def read_answer(text: str, count: int) -> list[dict[str, Any]]:
     """The judge's answer; fenced JSON is JSON too."""
     fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
-        results: Any = json.loads(fenced[1] if fenced else text)["results"]
+        results: Any = from_json(fenced[1] if fenced else text)["results"]
         checks = [
             {
                 "info": str(item["expectedOutcome"]),

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, DomainError
+from trialogue.reading import reading
 from trialogue.score.benchmarks import tau2
-from trialogue.score.benchmarks.folder import read_data, read_lines
+from trialogue.score.benchmarks.folder import read_json, read_lines
 from trialogue.score.benchmarks.recorded import Recorded
 from trialogue.score.benchmarks.tau2.data import to_task
 from trialogue.score.benchmarks.tau2.grade import ENDS_GRADED, judge_state, premature
@@ -21,16 +22,17 @@ def score(path: Path, name: str, data: str | None) -> list[Recorded]:
     that id in the benchmark's data. Statements for a judge are left out."""
     rows: list[Recorded] = []
     asked, _, generation = name.partition("@")
-    for record, raw_task in read_conversations(path):
-        alone = "-solo" if record.get("solo_mode") and not asked.endswith("-solo") else ""
-        domain = tau2.find(f"{asked}{alone}" + (f"@{generation}" if generation else ""), data)
-        rows.append(score_one(domain, record, _find_task(domain, record, raw_task)))
+    with reading(path, ConfigError):
+        for record, raw_task in read_conversations(path):
+            alone = "-solo" if record.get("solo_mode") and not asked.endswith("-solo") else ""
+            domain = tau2.find(f"{asked}{alone}" + (f"@{generation}" if generation else ""), data)
+            rows.append(score_one(domain, record, _find_task(domain, record, raw_task)))
     return rows
 
 
 def read_conversations(path: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
     """Each conversation with its task, where the file has it."""
-    lines = read_lines(path) if ".jsonl" in path.name else [_read_whole(path)]
+    lines = read_lines(path) if ".jsonl" in path.name else [read_json(path)]
     for shape in lines:
         if not isinstance(shape, dict):
             raise ConfigError(f"{path} holds neither conversations nor a TAU2 results file")
@@ -47,10 +49,6 @@ def read_conversations(path: Path) -> Iterator[tuple[dict[str, Any], Mapping[str
             yield {"solo_mode": is_alone, **simulation}, known.get(str(simulation["task_id"]))
 
 
-def _read_whole(path: Path) -> Any:
-    return read_data(path.parent, path.name.removesuffix(".gz").removesuffix(".json"))
-
-
 _TASKS: dict[Path, dict[Any, Mapping[str, Any]]] = {}
 
 
@@ -64,7 +62,7 @@ def _read_tasks_beside(path: Path) -> dict[Any, Mapping[str, Any]]:
             if beside in _TASKS:
                 return _TASKS[beside]
             if beside.is_file():
-                _TASKS[beside] = _read_whole(beside)
+                _TASKS[beside] = read_json(beside)
                 return _TASKS[beside]
     return {}
 
@@ -76,7 +74,7 @@ def _find_task(domain: Tau2Domain, record: Mapping[str, Any], raw: Mapping[str, 
     wanted = str(record["task_id"])
     found = next((task for task in domain.tasks("all") if task.id == wanted), None)
     if found is None:
-        raise ConfigError(f"{domain.reference} has no task '{wanted}', and the file does not hold it")
+        raise DomainError(f"{domain.reference} has no task '{wanted}', and the file does not hold it")
     return found
 
 
@@ -113,7 +111,7 @@ def _replay(environment: Tau2Environment, messages: list[Mapping[str, Any]]) -> 
             continue
         call = calls.get(message["id"])
         if call is None:
-            raise ConfigError(f"a tool result without its call: {message['id']}")
+            raise DomainError(f"a tool result without its call: {message['id']}")
         side = "user" if message.get("requestor") == "user" else "agent"
         result = environment.call(call["name"], call["arguments"], side)
         if result.text != (message.get("content") or "") or result.failed != bool(message.get("error")):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ast
 import copy
-import gzip
 import inspect
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from trialogue.errors import ConfigError
+from trialogue.reading import reading
+from trialogue.score.benchmarks.folder import read_json, read_python
 from trialogue.world.tools import Tool
 
 INSTRUCTION = """\
@@ -69,17 +70,19 @@ def find_wording(folder: Path, domain: str) -> Wording:
 
 def read_schema_file(path: Path, domain: str) -> Wording:
     """Prompts and schemas of all domains in one JSON file."""
-    data = path.read_bytes()
-    shapes: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    if domain not in shapes:
-        return Wording()
-    about = shapes[domain]
-    return Wording(
-        f"official ({path.name})",
-        system=about["agent_system_prompt"].replace(about["policy"], "{policy}"),
-        agent_tools={shape["function"]["name"]: shape["function"] for shape in about["agent_tools"]},
-        user_tools={shape["function"]["name"]: shape["function"] for shape in about.get("user_tools") or ()},
-    )
+    shapes: dict[str, Any] = read_json(path)
+    with reading(path, ConfigError):
+        if domain not in shapes:
+            return Wording()
+        about = shapes[domain]
+        return Wording(
+            f"official ({path.name})",
+            system=about["agent_system_prompt"].replace(about["policy"], "{policy}"),
+            agent_tools={shape["function"]["name"]: shape["function"] for shape in about["agent_tools"]},
+            user_tools={
+                shape["function"]["name"]: shape["function"] for shape in about.get("user_tools") or ()
+            },
+        )
 
 
 def read_checkout(source: Path, domain: str) -> Wording:
@@ -88,9 +91,10 @@ def read_checkout(source: Path, domain: str) -> Wording:
     docs = Documents()
     for path in sorted((source / "domains" / domain.removesuffix("-workflow")).glob("*.py")):
         _read_documents(path, docs)
-    system = texts["SYSTEM_PROMPT"].replace("{agent_instruction}", texts["AGENT_INSTRUCTION"])
-    solo = texts["AGENT_SOLO_INSTRUCTION"].replace("{stop_function_name}", "done")
-    solo = texts["SYSTEM_PROMPT_SOLO"].replace("{agent_instruction}", solo)
+    with reading(source / "agent" / "llm_agent.py", ConfigError):
+        system = texts["SYSTEM_PROMPT"].replace("{agent_instruction}", texts["AGENT_INSTRUCTION"])
+        solo = texts["AGENT_SOLO_INSTRUCTION"].replace("{stop_function_name}", "done")
+        solo = texts["SYSTEM_PROMPT_SOLO"].replace("{agent_instruction}", solo)
     return Wording(
         "official (checkout)",
         system.replace("{domain_policy}", "{policy}"),
@@ -102,7 +106,7 @@ def read_checkout(source: Path, domain: str) -> Wording:
 def _read_texts(path: Path) -> dict[str, str]:
     """The texts assigned to names at the top of a module, `.strip()` included."""
     texts: dict[str, str] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in read_python(path).body:
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
@@ -119,7 +123,7 @@ def _read_texts(path: Path) -> dict[str, str]:
 
 
 def _read_documents(path: Path, docs: Documents) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(read_python(path)):
         if not isinstance(node, ast.ClassDef):
             continue
         text = ast.get_docstring(node)

@@ -1,0 +1,67 @@
+"""Files that others wrote: whatever is wrong in one becomes one error, in a line that names it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from trialogue.errors import ConfigError, TrialogueError
+
+_LONGEST = 300
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+
+
+@contextmanager
+def reading(where: object, kind: type[TrialogueError]) -> Generator[None]:
+    """Raise an error of this kind that says where and what is wrong; one that says so already passes."""
+    try:
+        yield
+    except (kind, ConfigError):
+        raise
+    except Exception as error:
+        raise kind(f"{where}: {explain(error)}") from error
+
+
+def from_json(text: str) -> Any:
+    """JSON as plain data that can be written down again: half of a surrogate pair cannot."""
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def explain(error: Exception) -> str:
+    """What is wrong with data that raised this, in one line."""
+    match error:
+        case ValidationError():
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            text = f"{place}: {first['msg']}" if place else first["msg"]
+        case json.JSONDecodeError():
+            text = f"not JSON: {error}"
+        case tomllib.TOMLDecodeError():
+            text = f"not TOML: {error}"
+        case UnicodeEncodeError():
+            text = "half of a surrogate pair, which is no letter"
+        case UnicodeDecodeError():
+            text = f"not UTF-8: {error}"
+        case SyntaxError():
+            text = f"not Python: {error}"
+        case RecursionError():
+            text = "nested too deeply"
+        case TrialogueError():
+            text = str(error)
+        case KeyError():
+            text = f"there is no {error}"
+        case OSError():
+            text = error.strerror or str(error)
+        case _:
+            text = f"{type(error).__name__}: {error}"
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
