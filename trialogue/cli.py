@@ -30,9 +30,8 @@ class Verbs(click.Group):
                 raise
             click.echo(redact(f"trialogue: {error}"), err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
-        except click.ClickException as error:
-            error.message = redact(error.message)
-            raise
+        except click.UsageError as error:
+            raise click.UsageError(redact(error.format_message()), error.ctx) from None
         except KeyboardInterrupt:
             click.echo("trialogue: stopped", err=True)
             ctx.exit(130)

@@ -9,6 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from trialogue.errors import ConfigError, DomainError
 from trialogue.messages import ToolCall
 from trialogue.reading import reading
@@ -23,6 +25,8 @@ from trialogue.world.domain import STOP, from_list
 from trialogue.world.tools import Tool
 
 ALL = "all"
+TRUTH = TypeAdapter(list[list[str]])
+"""The gold calls of each turn."""
 MAX_STEPS = 20
 """Messages with calls in one turn; one more and the entry is lost."""
 POLICY = """\
@@ -86,11 +90,7 @@ def _read_tasks(package: Path, generation: str, category: str, name: str) -> lis
 def to_task(entry: Plain, name: str, category: str) -> Task:
     """One entry of the benchmark; its category is its family."""
     turns = ["\n".join(message["content"] for message in turn) for turn in entry["question"]]
-    if not all(
-        isinstance(calls, list) and all(isinstance(call, str) for call in calls)
-        for calls in entry["ground_truth"]
-    ):
-        raise ValueError("ground_truth holds no lists of calls")
+    truth = TRUTH.validate_python(entry["ground_truth"])
     return Task(
         id=entry["id"],
         domain=name,
@@ -101,7 +101,8 @@ def to_task(entry: Plain, name: str, category: str) -> Task:
             "turns": turns,
             "missed_function": entry.get("missed_function", {}),
             "excluded_function": entry.get("excluded_function", []),
-            **{key: entry[key] for key in ("initial_config", "involved_classes", "ground_truth")},
+            "ground_truth": truth,
+            **{key: entry[key] for key in ("initial_config", "involved_classes")},
         },
     )
 
