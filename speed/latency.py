@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # TRL's environment has none of these
 
 TYPICAL, SPREAD = 0.2, 0.8  # seconds; log-normal, one in fifty takes more than a second
 ANSWERS = 4
+SIBLINGS = 4
 
 
 def draw_seconds(chance: Random, pace: float) -> float:
@@ -69,15 +70,14 @@ async def hold(
         users.append(SlowUser(script, Random(f"{seed}/{len(users)}"), pace))
         return users[-1]
 
-    chosen = [tasks[number % len(tasks)] for number in range(min(conversations, len(tasks)))]
-    size = -(-conversations // len(chosen))
+    chosen = tasks[: conversations // SIBLINGS]
     started = perf_counter()
     groups = rollout(
-        domain, chosen, agent, user, group_size=size, concurrency=conversations, grade=grade, redraws=0
+        domain, chosen, agent, user, group_size=SIBLINGS, concurrency=conversations, grade=grade, redraws=0
     )
     held = [item async for group in groups for item in group.trajectories]
     seconds = perf_counter() - started
-    assert len(held) == len(users)
+    assert len(held) == len(users) == conversations
     assert all(item.value == 1 for item in held)
     return seconds, max(user.waited for user in users), sum(user.waited for user in users)
 
@@ -134,12 +134,12 @@ def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> C
         {"prompt": [{"role": "user", "content": "Cancel my order."}], "number": number}
         for number in range(conversations)
     ]
-    scratch = tempfile.mkdtemp()
+    scratch = tempfile.TemporaryDirectory()
     trainer = GRPOTrainer(
         folder,
         reward,
         GRPOConfig(
-            output_dir=scratch,
+            output_dir=scratch.name,
             use_cpu=True,
             bf16=False,
             beta=0.0,

@@ -44,6 +44,12 @@ def converse(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> dic
     return {"rate": said / (perf_counter() - started), "tokens": said}
 
 
+def warm_up(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> Callable[[], dict[str, Any]]:
+    """A word of two conversations first, then whenever it is asked the whole."""
+    converse(prompt[:64], min(2, talks), 1, reply)
+    return lambda: converse(prompt, talks, turns, reply)
+
+
 def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> Callable[[], dict[str, Any]]:
     import asyncio
 
@@ -57,15 +63,11 @@ def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
     loop = asyncio.new_event_loop()
     params = SamplingParams(max_tokens=new, seed=1)
 
-    async def everyone(rows: list[list[int]]) -> list[list[int]]:
+    async def reply(rows: list[list[int]]) -> list[list[int]]:
         asked = (engine.sample([row], params, session=str(number)) for number, row in enumerate(rows))
         return [completion.tokens for (completion,) in await asyncio.gather(*asked)]
 
-    def run() -> dict[str, Any]:
-        loop.run_until_complete(engine.publish())  # lets go of what the run before has kept
-        return converse(shared, talks, turns, lambda rows: loop.run_until_complete(everyone(rows)))
-
-    return run
+    return warm_up(shared, talks, turns, lambda rows: loop.run_until_complete(reply(rows)))
 
 
 def sample_generate(
@@ -84,21 +86,29 @@ def sample_generate(
         found = model.generate(ids, attention_mask=mask, do_sample=True, top_k=0, **sizes)
         return found[:, ids.shape[1] :].tolist()
 
-    return lambda: converse(shared, talks, turns, reply)
+    return warm_up(shared, talks, turns, reply)
 
 
 def sample_continuous(
     folder: str, prompt: int, talks: int, turns: int, new: int
 ) -> Callable[[], dict[str, Any]]:
+    import logging
+
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig, GenerationConfig
+
+    logging.getLogger("ContinuousBatchingLogger").setLevel("ERROR")
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     page = 32
     longest = prompt + OWN + turns * (new + OBSERVED)
     room = ContinuousBatchingConfig(
-        page_size=page, num_blocks=talks * (longest // page + 2), max_batch_tokens=2048
+        page_size=page,
+        num_blocks=talks * (longest // page + 2),
+        max_batch_tokens=2048,
+        max_requests_per_batch=talks,
+        max_blocks_per_request=0,  # a way through that only flash attention has
     )
     asked = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
 
@@ -106,7 +116,7 @@ def sample_continuous(
         found = model.generate_batch(rows, asked, room, persistent_manager=True, warmup=False)
         return [item.generated_tokens for _, item in sorted(found.items(), key=number_of)]
 
-    return lambda: converse(shared, talks, turns, reply)
+    return warm_up(shared, talks, turns, reply)
 
 
 def number_of(item: tuple[str, Any]) -> int:
@@ -127,7 +137,7 @@ def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
         found = model.generate([{"prompt_token_ids": row} for row in rows], params, use_tqdm=False)
         return [list(item.outputs[0].token_ids) for item in found]
 
-    return lambda: converse(shared, talks, turns, reply)
+    return warm_up(shared, talks, turns, reply)
 
 
 def sample_llama(
@@ -186,11 +196,9 @@ def sample_llama(
     def reply(rows: list[list[int]]) -> list[list[int]]:
         return list(pool.map(say, range(len(rows)), rows))
 
-    def run() -> dict[str, Any]:
-        versions = {"llama.cpp": build, "gguf": os.path.basename(gguf)}
-        return {**converse(shared, talks, turns, reply), "versions": versions}
-
-    return run
+    versions = {"llama.cpp": build, "gguf": os.path.basename(gguf)}
+    run = warm_up(shared, talks, turns, reply)
+    return lambda: {**run(), "versions": versions}
 
 
 PARTS = {
@@ -201,70 +209,64 @@ PARTS = {
     "llama.cpp server": sample_llama,
 }
 Case = tuple[int, int, int, int]  # tokens shared, conversations, turns, new tokens in each
+Peer = tuple[str, str | None, dict[str, Any]]  # name of the part, its Python, settings of its own
 
 
 def measure(options: Options) -> list[Figure]:
+    assert options.model is not None
     talks: list[Case] = [(64, 3, 2, 4)] if options.quick else [(500, 32, 6, 32), (2000, 32, 6, 32)]
     plain: list[Case] = [(8, 2, 1, 4)] if options.quick else [(8, size, 1, 128) for size in (1, 8, 32)]
+    generate: Peer = ("transformers generate", None, {})
+    slow: list[Peer] = [generate, ("transformers continuous batching", None, {})]
+    quick: list[Peer] = []
+    if options.vllm is not None:
+        quick.append(("vLLM", options.vllm, {}))
+    else:
+        print("sample: vLLM left out, name the Python of an environment with it by --vllm-python")
+    if options.llama is not None and options.gguf is not None:
+        quick.append(("llama.cpp server", None, {"server": options.llama, "gguf": options.gguf}))
+    else:
+        print("sample: llama.cpp left out, name its server by --llama-server and its weights by --gguf")
     rates = find_rates()
     figures: list[Figure] = []
     for case in talks:
-        slow = 1 if options.quick else min(3, options.repetitions)  # these take minutes
-        figures.append(match(case, "transformers generate", None, slow, options, rates))
-        figures.append(match(case, "transformers continuous batching", None, slow, options, rates))
-        if options.vllm is not None:
-            figures.append(match(case, "vLLM", options.vllm, options.repetitions, options, rates))
-        else:
-            print("sample: vLLM left out, name the Python of an environment with it by --vllm-python")
-        if options.llama is not None and options.gguf is not None:
-            more = {"server": options.llama, "gguf": options.gguf}
-            repetitions = options.repetitions
-            figures.append(match(case, "llama.cpp server", None, repetitions, options, rates, **more))
-        else:
-            print("sample: llama.cpp left out, name its server by --llama-server and its weights by --gguf")
+        figures += match(case, slow, min(3, options.repetitions), options.model, rates)  # minutes each
+        figures += match(case, quick, options.repetitions, options.model, rates)
     for case in plain:
-        figures.append(match(case, "transformers generate", None, options.repetitions, options, rates))
-        if options.vllm is not None:
-            figures.append(match(case, "vLLM", options.vllm, options.repetitions, options, rates))
+        figures += match(case, [generate, *quick], options.repetitions, options.model, rates)
     return figures
 
 
 def match(
-    case: Case,
-    peer: str,
-    python: str | None,
-    repetitions: int,
-    options: Options,
-    rates: dict[str, float],
-    **more: str,
-) -> Figure:
+    case: Case, peers: list[Peer], repetitions: int, folder: str, rates: dict[str, float]
+) -> list[Figure]:
+    """Ours and all of these peers in turn."""
     prompt, talks, turns, new = case
-    settings = {"folder": options.model, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
-    ours, theirs = alternate(
-        [
-            partial(Part, "sample", "ours", **settings),
-            partial(Part, "sample", peer, python, **settings, **more),
-        ],
-        repetitions + 1,  # the first one warms up
-    )
-    rows = list(zip(ours, theirs, strict=True))[1:]
+    if not peers:
+        return []
+    settings = {"folder": folder, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
+    sides = [("ours", None, {}), *peers]
+    made = [partial(Part, "sample", name, python, **settings, **more) for name, python, more in sides]
+    ours, *others = alternate(made, repetitions)
     tokens = talks * turns * new
-    assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
-    told = (
-        f"{talks} conversations × {turns} turns, shared prefix {prompt:,}"
-        if turns > 1
-        else f"batch of {talks}"
-    )
-    return compare(
-        f"sampling, {told}",
-        "tokens/s",
-        [(one["rate"], other["rate"]) for one, other in rows],
-        peer,
-        more_is_better=True,
-        bound=tokens / find_least(case, rates),
-        bounded_by="GEMM for what is read, memory bandwidth or GEMM for each step",
-        versions=join_versions(ours[0], theirs[0], peer),
-    )
+    told = f"batch of {talks}" if turns == 1 else f"{talks} conversations × {turns} turns, prefix {prompt:,}"
+    figures: list[Figure] = []
+    for (peer, _, _), theirs in zip(peers, others, strict=True):
+        rows = list(zip(ours, theirs, strict=True))
+        assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
+        figures.append(
+            compare(
+                f"sampling, {told}",
+                "tokens/s",
+                [(one["rate"], other["rate"]) for one, other in rows],
+                peer,
+                more_is_better=True,
+                bound=tokens / find_least(case, rates),
+                bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
+                versions=join_versions(ours[0], theirs[0], peer),
+            )
+        )
+    return figures
 
 
 def find_least(case: Case, rates: dict[str, float]) -> float:
