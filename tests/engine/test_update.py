@@ -276,5 +276,7 @@ async def test_matrices_are_halved_and_doubled_without_a_trace(make_model, open_
     await engine.scale_matrices(0.5)
     [halved] = await engine.forward([row])
     assert max(abs(one - other) for one, other in zip(scores, halved, strict=True)) > 1e-3
+    for name, value in engine.model.state_dict().items():
+        assert value.equal(before[name] / 2 if value.ndim == 2 else before[name]), name
     await engine.scale_matrices(2.0)
     assert all(value.equal(before[name]) for name, value in engine.model.state_dict().items())

@@ -303,7 +303,7 @@ class TorchEngine:
             self.model.save_pretrained(path, state_dict=weights)
 
     async def scale_matrices(self, factor: float) -> None:
-        """Multiply the matrices of all layers; by a power of two it can be undone to the bit."""
+        """Multiply every matrix, embeddings too; by a power of two it can be undone to the bit."""
         self._refuse_while_sampling("scale_matrices")
         await self._together("scale", factor)
 
@@ -311,8 +311,8 @@ class TorchEngine:
         if self.shards is not None:
             self.shards.fold()
         with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                if parameter.ndim == 2 and "embed" not in name and "lm_head" not in name:
+            for parameter in self.model.parameters():
+                if parameter.ndim == 2:
                     parameter.mul_(factor)
 
     async def load_state(self, path: Path) -> None:

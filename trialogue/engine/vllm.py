@@ -120,7 +120,8 @@ class VllmEngine:
             return version
 
     async def _rehearse(self) -> None:
-        """Send halved matrices first: unlike a step of learning, nobody can miss them."""
+        """Send halved matrices first: unlike a step of learning, nobody can miss them. All of them, for a
+        server may take those of its layers and keep the one it speaks with."""
         await self.trainer.scale_matrices(0.5)
         try:
             await self._send()
@@ -148,8 +149,8 @@ class VllmEngine:
         if not gap <= self.tolerance:
             raise EngineError(
                 f"the vLLM server does not have the weights it was sent: the same tokens differ by {gap:.3g} "
-                f"in log-probability, {self.tolerance:g} is allowed. On a CPU its packed matrices keep old "
-                "weights (see docs/cluster.md)"
+                f"in log-probability, {self.tolerance:g} is allowed. On a CPU its packed output matrix keeps "
+                "old weights (see docs/cluster.md)"
             )
         return gap
 

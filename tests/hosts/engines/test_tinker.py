@@ -35,6 +35,13 @@ from trialogue.run import read_lines, read_trajectories
 pytestmark = pytest.mark.timeout(3600)
 os.environ["TINKER_API_KEY"] = "tml-none"
 RANK = 8
+BACKEND = {
+    "max_lora_adapters": 8,
+    "max_lora_rank": RANK,
+    # jax compiles anew for each size of a batch; these leave it the lengths alone.
+    "sample_max_num_sequences": 12,
+    "train_micro_batch_size": 1,
+}
 
 
 @dataclass
@@ -51,7 +58,7 @@ def server(clerk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     options = {
         "base-model": str(clerk),
         "backend": "jax",
-        "backend-config": json.dumps({"max_lora_adapters": 8, "max_lora_rank": RANK}),
+        "backend-config": json.dumps(BACKEND),
         "database-url": f"sqlite:///{folder}/tinker.db",
         "checkpoints-base": str(folder / "checkpoints"),
     }

@@ -159,7 +159,8 @@ async def test_our_loop_trains_with_the_server(
 
 
 async def test_a_server_that_keeps_old_weights_is_found_out(painter: Path, tmp_path: Path) -> None:
-    """vLLM as it is: on a CPU it packs its matrices, says it took new ones, and computes with the old."""
+    """vLLM as it is: on a CPU it packs an output matrix that is the embeddings' too, says it took a new one,
+    and speaks with the old."""
     with serve(painter, tmp_path) as url:
         engine = open_engine(painter, url, tmp_path)
         assert await engine.check() < 1e-4  # it begins with the right ones
