@@ -3,6 +3,7 @@ once. What is drawn meanwhile is looked at too."""
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from typing import Any, cast
 import pytest
 
 from trialogue.config import TrainConfig
+from trialogue.errors import RunError
+from trialogue.learn import demo
 from trialogue.learn.checkpoint import list_checkpoints
 
 Configure = Callable[..., TrainConfig]
@@ -112,6 +115,20 @@ def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: 
         assert time.monotonic() - pressed < 30  # not the minute the user thinks
         assert "stopped at once; go on from the last checkpoint with: --resume" in shown
         assert not list_checkpoints(run)
+
+
+async def test_control_c_ends_a_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would come next would be told of a model that is half taught."""
+    monkeypatch.setattr(demo, "COLD_START", [*demo.COLD_START, "sft.count=60"])
+
+    def press(step: int, metrics: dict[str, Any]) -> None:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(RunError, match="sft is stopped, so the demonstration ends here"):
+        await demo.demonstrate(tmp_path, 0, print, press)
+    assert not (tmp_path / "rl").exists()
+    assert not (tmp_path / "summary.json").exists()
 
 
 def to_settings(values: dict[str, Any], before: str = "") -> list[str]:

@@ -11,18 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trialogue.config import Limits, Speaker
 from trialogue.engine.api import Completion, EngineSettings, SamplingParams
 from trialogue.messages import Message, ToolCall
+from trialogue.score.reward import grade
 from trialogue.talk.conversation import converse
 from trialogue.talk.local import LocalModel, LocalSource, Sampling
 from trialogue.talk.party import Party
 from trialogue.talk.render import find_renderer
+from trialogue.talk.rollout import attempt
 from trialogue.talk.scripted import ScriptedModel
+from trialogue.talk.speech import load_local
 from trialogue.talk.templates import COMPACT_TOKENS
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.database import Database
 from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
 from trialogue.world.tools import Tool, tool
 
 
@@ -300,3 +305,16 @@ async def test_a_conversation_with_real_weights_repeats() -> None:
     sampled = [turn.tokens for turn in first if turn.tokens is not None]
     assert [tokens.start for tokens in sampled] == [True] + [False] * (len(sampled) - 1)
     assert first[0].tokens is None
+
+
+async def test_a_conversation_that_outgrows_the_models_window_is_too_long() -> None:
+    """Whatever the limits allow: it scores 0, as the agent's own doing, and is not held anew."""
+    domain = find_domain("shop")
+    (task,) = domain.tasks("test", 1, 0)
+
+    def chatter(task: Task, seed: int) -> ScriptedModel:
+        return ScriptedModel(["my order number is W1234 and " * 700])
+
+    agent = load_local("tiny", Speaker(model="tiny"), Limits(), 0)
+    held = await attempt(domain, task, 0, 0, agent, chatter, limits=Limits(), grade=grade)
+    assert (held.end, held.value) == ("too_long", 0.0)
