@@ -352,15 +352,14 @@ def _learn(
     import asyncio
     from contextlib import closing
 
-    from trialogue.config import load_config
-    from trialogue.run import read_about, read_config
+    from trialogue.run import read_about
     from trialogue.view.live import show_steps
     from trialogue.view.report import write_report
     from trialogue.view.trackers import Trackers
 
     if file is not None and "=" in file:
         settings, file = (file, *settings), None
-    config = load_config(kind, file, settings, read_config(kind, Path(resume)) if resume else None)
+    config = to_config(kind, None, settings, file, {}, resume)
     if int(os.environ.get("RANK", "0")) and "LOCAL_RANK" in os.environ:  # torchrun's others
         from trialogue.learn.checkpoint import follow
 

@@ -49,16 +49,10 @@ def to_config(
     overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
     if resume is None:
         return load_config(kind, file, [*overrides, *settings])
-    from trialogue.run import read_about, read_config
+    from trialogue.run import read_about, read_config, read_resumed
 
-    read_about(Path(resume))
-    config = read_config(kind, Path(resume))
+    path = Path(resume)
+    read_about(path)
     if file is not None:
-        raise ConfigError("a resumed run has its own settings: leave --config out")
-    asked = load_config(kind, None, [*overrides, *settings], config)
-    budget = {"budget": getattr(config, "budget", None)}  # what a run stopped for may be given anew
-    if asked.model_copy(update=budget if budget["budget"] is not None else {}) != config:
-        raise ConfigError(
-            f"{resume} was begun with other settings, and a resumed run keeps its own; leave yours out"
-        )
-    return asked
+        raise ConfigError(f"a resumed run has its own settings: leave the config file {file} out")
+    return read_resumed(path, load_config(kind, None, [*overrides, *settings], read_config(kind, path)))

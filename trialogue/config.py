@@ -474,11 +474,6 @@ C = TypeVar("C", bound=Section)
 R = TypeVar("R", EvalConfig, SftConfig, SynthesizeConfig, TrainConfig)
 
 
-def with_budget(own: R, given: R) -> R:
-    """A resumed run's own settings. Only the budget may be given anew: it is what the run stopped for."""
-    return own if given.budget == Budget() else own.model_copy(update={"budget": given.budget})
-
-
 def load_config(
     kind: type[C],
     file: str | Path | None = None,

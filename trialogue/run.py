@@ -35,9 +35,9 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from trialogue.config import C, RunSettings, Section, to_config
+from trialogue.config import Budget, C, R, RunSettings, Section, TrainConfig, list_keys, to_config
 from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
-from trialogue.errors import RunError
+from trialogue.errors import ConfigError, RunError
 from trialogue.index import Entry, to_entry
 from trialogue.reading import explain, from_json, reading
 from trialogue.trajectory import Trajectory, Usage
@@ -120,6 +120,16 @@ class Run:
             write(path / "index.jsonl", "".join(line + "\n" for lines in lists for line in lines))
         run._describe(state="running")
         return run
+
+    def extend(self, steps: int) -> None:
+        """Have a run that learns go further than it was begun for: to so many steps. The model it had ended
+        with, whose weights its last checkpoint holds as well, is no longer what it ends with."""
+        file = self.path / "config.json"
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if config["training"]["steps"] < steps:
+            config["training"]["steps"] = steps
+            write_json(file, config)
+            shutil.rmtree(self.path / "model", ignore_errors=True)
 
     def add_prompts(self, prompts: dict[str, Any]) -> None:
         """Keep what both sides are told."""
@@ -284,6 +294,27 @@ def read_config(kind: type[C], path: Path) -> C:
         raise RunError(f"{file} is not JSON: {error}") from None
     folder = read_about(path).get("folder") if (path / "run.json").is_file() else None
     return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
+
+
+def read_resumed(path: Path, given: R) -> R:
+    """The settings a run goes on with: its own. What is given beside them must agree, but for a budget, which
+    it may have stopped for, and for more `training.steps`."""
+    own = read_config(type(given), path)
+    asked = own.model_copy(update={name: getattr(given, name) for name in given.model_fields_set})
+    new: dict[str, Any] = {} if asked.budget == Budget() else {"budget": asked.budget}
+    if isinstance(own, TrainConfig) and isinstance(asked, TrainConfig):
+        steps = max(own.training.steps, asked.training.steps)
+        new["training"] = own.training.model_copy(update={"steps": steps})
+    resumed = own.model_copy(update=new)
+    pairs = zip(list_keys(type(own), default=resumed), list_keys(type(own), default=asked), strict=True)
+    wrong = [f"{one.key}={json.dumps(one.default)}" for one, other in pairs if one != other]
+    wrong = [key for key in wrong if not key.startswith("budget.")]
+    if wrong:
+        raise ConfigError(
+            f"a resumed run keeps its own settings, and {path} was begun with {', '.join(wrong)}; leave "
+            "yours out (only the budget and more training.steps can be given)"
+        )
+    return resumed
 
 
 _PLACES = ("domain", "data", "model", "examples")

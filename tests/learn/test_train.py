@@ -14,13 +14,15 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trialogue.cli import main
 from trialogue.config import Limits, Optimizer, Speaker, TrainConfig
 from trialogue.errors import ConfigError
 from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
-from trialogue.run import list_checkpoints, read_lines, read_trajectories
+from trialogue.run import Run, list_checkpoints, read_config, read_lines, read_trajectories
 from trialogue.score.cast import Cast
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
@@ -179,6 +181,49 @@ async def test_stopping_and_resuming_changes_nothing(
     await train(TrainConfig(), resume=parts)
     assert_same(whole, parts)
     assert json.loads((parts / "run.json").read_text(encoding="utf-8"))["state"] == "finished"
+
+
+def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
+    train_config: Configure, trained: Path
+) -> None:
+    def make(name: str, **more: object) -> TrainConfig:
+        return train_config(learner__model=str(trained), run__name=name, **more)
+
+    whole = asyncio.run(train(make("whole", training__steps=3)))
+    parts = asyncio.run(train(make("parts", training__steps=1)))
+    for word in ("training.group_size=8", "optimizer.learning_rate=1e-6", "seed=7"):
+        done = CliRunner().invoke(main, ["train", word, "--resume", str(parts)])
+        assert done.exit_code == 2, done.output
+    assert "begun with seed=0; leave yours out" in done.output
+    file = parts.parent / "other.toml"
+    file.write_text("seed = 0\n", encoding="utf-8")
+    done = CliRunner().invoke(main, ["train", str(file), "--resume", str(parts)])
+    assert (done.exit_code, "leave the config file" in done.output) == (2, True)
+    with pytest.raises(ConfigError, match=r"begun with training.group_size=4"):
+        asyncio.run(train(make("parts", training__steps=1, training__group_size=8), resume=parts))
+    done = CliRunner().invoke(main, ["train", "training.steps=2", "--resume", str(parts), "--json"])
+    assert done.exit_code == 0, done.output
+    assert read_config(TrainConfig, parts).training.steps == 2
+    asyncio.run(train(TrainConfig(training=make("parts", training__steps=3).training), resume=parts))
+    assert_same(whole, parts)
+
+
+def test_all_processes_of_a_resumed_run_load_the_runs_own_model(
+    train_config: Configure, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(learner__model=str(trained), loss__kl=0.1, seed=5)
+    Run.create(config.run, "train", config.domain, config, config.seed).close("stopped")
+    followed: list[tuple[object, ...]] = []
+    monkeypatch.setattr("trialogue.learn.checkpoint.follow", lambda *given: followed.append(given))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    done = CliRunner().invoke(main, ["train", "--resume", str(tmp_path / "runs" / "train")])
+    assert (done.exit_code, followed) == (0, [(config.learner, 1, 5)])
+    (tmp_path / "other.toml").write_text("seed = 6\n", encoding="utf-8")
+    done = CliRunner().invoke(
+        main, ["train", str(tmp_path / "other.toml"), "--resume", str(tmp_path / "runs" / "train")]
+    )
+    assert (done.exit_code, len(followed)) == (2, 1)
 
 
 async def test_a_damaged_checkpoint_is_left_out(

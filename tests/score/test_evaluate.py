@@ -205,7 +205,7 @@ async def test_a_run_is_gone_on_with_from_another_folder(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    resumed = await evaluate(relative, resume=tmp_path / "runs" / "first")
+    resumed = await evaluate(EvalConfig(), resume=tmp_path / "runs" / "first")
     assert resumed["pass^1"] == whole["pass^1"] == 1.0
     assert resumed["conversations"] == 8
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, cast
 
-from trialogue.config import SftConfig, TrainConfig, Training, with_budget
+from trialogue.config import SftConfig, TrainConfig, Training
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
@@ -22,7 +22,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
 from trialogue.learn.train import evaluate_learner, in_order, to_optim
-from trialogue.run import Run, read_config, read_trajectories
+from trialogue.run import Run, read_resumed, read_trajectories
 from trialogue.score.cast import find_cast
 from trialogue.score.reward import grade
 from trialogue.talk.account import Account
@@ -52,7 +52,7 @@ async def sft(
 ) -> Path:
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
     if resume is not None:
-        config = with_budget(read_config(SftConfig, resume), config)
+        config = read_resumed(resume, config)
     domain = dress(find_domain(config.domain, config.data), config.user)
     settings = config.sft
     source = find_examples(domain, config)

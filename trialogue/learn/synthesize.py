@@ -21,11 +21,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trialogue.config import Speaker, SynthesizeConfig, with_budget
+from trialogue.config import Speaker, SynthesizeConfig
 from trialogue.durable import write, write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
-from trialogue.run import Run, State, read_config, read_lines, read_seconds, read_trajectories
+from trialogue.run import Run, State, read_config, read_lines, read_resumed, read_seconds, read_trajectories
 from trialogue.score.evaluate import LEDGER_SECONDS, in_order
 from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.review import Verdict, Verdicts, judge_all
@@ -59,7 +59,7 @@ async def synthesize(
     """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
     began = written = monotonic()
     if resume is not None:
-        config = with_budget(read_config(SynthesizeConfig, resume), config)
+        config = read_resumed(resume, config)
     account = Account(config.budget)
     domain = equip(open_domain(config), config.simulator, config.limits, config.seed, account)
     workshop = Workshop(config, domain)

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from trialogue.config import Optimizer, TrainConfig, with_budget
+from trialogue.config import Optimizer, TrainConfig
 from trialogue.engine.api import Engine, OptimParams, Row
 from trialogue.errors import BudgetError, ConfigError, RunError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
@@ -26,7 +26,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
-from trialogue.run import Run, read_config, read_lines
+from trialogue.run import Run, read_lines, read_resumed
 from trialogue.score.cast import Cast, find_cast
 from trialogue.score.metrics import find_prices, summarize
 from trialogue.score.reward import grade
@@ -57,7 +57,7 @@ async def train(
     """Train and return the run directory. Stopped by Ctrl-C or for want of money it saves, and `resume` goes
     on exactly there; what the user was paid to say is not asked for again."""
     if resume is not None:
-        config = with_budget(read_config(TrainConfig, resume), config)
+        config = read_resumed(resume, config)
     account = Account(config.budget)
     found = find_domain(config.domain, config.data)
     domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
@@ -77,7 +77,10 @@ async def train(
         run.add_prompts(collect_prompts(domain, tasks))
         save_tokenizer(learner.agent(config, "train"), run.path)
     checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
-    known = await checkpoints.restore() if resume is not None else {}
+    known: dict[str, Any] = {}
+    if resume is not None:
+        known = await checkpoints.restore()
+        run.extend(config.training.steps)
     first, level = int(known.get("step", 0)), int(known.get("level", 0))
     cast.account.load(run.read_ledger())
     cast.record(config.user, run.path)

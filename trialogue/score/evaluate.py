@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from trialogue.config import EvalConfig, with_budget
+from trialogue.config import EvalConfig
 from trialogue.durable import write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.run import (
@@ -20,8 +20,8 @@ from trialogue.run import (
     State,
     judge_file,
     read_about,
-    read_config,
     read_marks,
+    read_resumed,
     read_seconds,
     read_trajectories,
     read_usage,
@@ -80,7 +80,7 @@ async def evaluate(
     began = monotonic()
     if resume is not None:
         read_about(resume)
-        config = with_budget(read_config(EvalConfig, resume), config)
+        config = read_resumed(resume, config)
     account = Account(config.budget)
     found = find_domain(config.domain, config.data)
     domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
