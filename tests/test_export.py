@@ -15,6 +15,7 @@ from trialogue.cli import main
 from trialogue.config import LossSettings, TrainConfig, load_config
 from trialogue.errors import ConfigError
 from trialogue.hosts.export import export_verl, flatten, to_algorithm, to_hydra
+from trialogue.run import read_marks
 from trialogue.task import Task
 from trialogue.world.scaffold import write_domain
 
@@ -26,6 +27,18 @@ def read_settings(folder: Path) -> dict[str, str]:
     words = shlex.split(text, comments=True)
     assert words[-1] == "$@"
     return dict(word.split("=", 1) for word in words[words.index("verl.trainer.main_ppo") + 1 : -1])
+
+
+def test_what_is_trained_from_test_tasks_elsewhere_is_marked(tmp_path: Path) -> None:
+    settings = ["domain=shop", "training.steps=1", "training.tasks_per_step=4", "training.eval_every=0"]
+    settings += ["optimizer.schedule=constant", "tasks.split=test"]
+    with pytest.raises(ConfigError, match="4 of 4 tasks to learn from are test tasks"):
+        export_verl(load_config(TrainConfig, None, settings), tmp_path / "out")
+    settings += ["tasks.allow_test_split=true"]
+    told = export_verl(load_config(TrainConfig, None, settings), tmp_path / "out")
+    weights = tmp_path / "out" / "checkpoints" / "global_step_1" / "actor" / "huggingface"
+    weights.mkdir(parents=True)
+    assert read_marks(f"local:{weights}") == told["marks"] == ["learned from 4 test tasks of shop"]
 
 
 def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None:
@@ -46,6 +59,7 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
         "config.json",
         "dev.parquet",
         "launch.sh",
+        "run.json",
         "train.parquet",
     ]
     settings = read_settings(out)

@@ -427,6 +427,8 @@ def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str
     if as_json:
         print_json(written)
         return
+    for mark in written.get("marks", ()):
+        click.echo(f"marked: {mark}")
     click.echo(f"{written['train']} tasks to train on, {written['dev']} to watch, {written['steps']} steps")
     click.echo(f"start: {written['out']}/launch.sh")
 

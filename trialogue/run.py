@@ -347,9 +347,10 @@ def read_about(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", about)
 
 
-def read_marks(path: Path) -> list[str]:
-    """The marks of the run that a folder is, or belongs to; none for what belongs to no run."""
-    for folder in (path, path.parent, path.parent.parent):
+def read_marks(model: str | Path) -> list[str]:
+    """The marks of the run that a model or file is, or belongs to; none for what belongs to no run."""
+    path = Path(str(model).removeprefix("local:")).expanduser().resolve()
+    for folder in (path, *path.parents) if path.exists() else ():
         if (folder / "run.json").is_file():
             return [str(mark) for mark in read_about(folder).get("marks", ())]
     return []

@@ -1,6 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 """Our configuration as verl reads it: a folder with the tasks, the agent loop's settings, a launch script.
 
+run.json           what it is, and the marks of whatever is trained from it
 config.json        our settings, for the agent loop in each of verl's workers
 agent-loop.yaml    where verl finds the loop
 train.parquet, dev.parquet
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from trialogue.config import LossSettings, TrainConfig
+from trialogue.durable import write_json
 from trialogue.errors import ConfigError
 from trialogue.learn.held_out import find_marks
-from trialogue.run import find_weights
+from trialogue.run import find_versions, find_weights
 from trialogue.task import Task
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
@@ -35,11 +37,13 @@ def export_verl(config: TrainConfig, out: Path) -> dict[str, Any]:
     """Write the folder and tell what is in it."""
     out = out.expanduser().resolve()
     domain = find_domain(config.domain, config.data)
-    train, dev = find_tasks(domain, config)
+    train, dev, marks = find_tasks(domain, config)
     out.mkdir(parents=True, exist_ok=True)
     config = to_portable(config)
     overrides = to_overrides(config, out, len(train))
     workers = int(overrides["actor_rollout_ref.rollout.agent.num_workers"])
+    about = {"kind": "verl", "domain": config.domain, "seed": config.seed, "versions": find_versions()}
+    write_json(out / "run.json", about | ({"marks": marks} if marks else {}))
     write_rows(out / "train.parquet", domain, train)
     write_rows(out / "dev.parquet", domain, dev)
     share = max(1, config.user.concurrency // workers)  # each worker is a process with a user of its own
@@ -53,11 +57,13 @@ def export_verl(config: TrainConfig, out: Path) -> dict[str, Any]:
     script = out / "launch.sh"
     script.write_text(to_script(overrides), encoding="utf-8")
     script.chmod(0o755)
-    return {"out": str(out), "train": len(train), "dev": len(dev), "steps": config.training.steps}
+    told = {"out": str(out), "train": len(train), "dev": len(dev), "steps": config.training.steps}
+    return told | ({"marks": marks} if marks else {})
 
 
-def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Task]]:
-    """The tasks to train on, as many as all steps need where a domain makes them, and those to watch."""
+def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Task], list[str]]:
+    """The tasks to train on, as many as all steps need where a domain makes them, those to watch, and what
+    everybody who looks at the results has to know."""
     wanted, size = config.tasks, config.training.tasks_per_step
     count = config.training.steps * size if domain.endless else wanted.count
     levels, families = wanted.levels, wanted.families
@@ -67,13 +73,13 @@ def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Ta
             f"split '{wanted.split}' of {domain.name} has {len(train)} tasks, fewer than the {size} of one "
             "step; lower training.tasks_per_step"
         )
-    find_marks(train, wanted, domain.reference or domain.name, config.learner.model)  # refuses test tasks
+    marks = find_marks(train, wanted, domain.reference or domain.name, config.learner.model)
     if not config.training.eval_every:
-        return train, train[:1]  # verl wants a file, and never looks at it
+        return train, train[:1], marks  # verl wants a file, and never looks at it
     dev = domain.tasks("dev", config.training.eval_tasks, config.seed, levels=levels, families=families)
     if not dev:
         raise ConfigError(f"{domain.name} has no dev tasks to watch; set training.eval_every=0")
-    return train, dev
+    return train, dev, marks
 
 
 def to_portable(config: TrainConfig) -> TrainConfig:

@@ -11,6 +11,7 @@ trainer's thread, for all conversations that wait at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections import Counter
@@ -30,6 +31,7 @@ from trialogue.talk.speech import make_renderer
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
 
+log = logging.getLogger(__name__)
 PATIENCE = 0.05
 """Seconds a round of replies waits for conversations whose users are still thinking."""
 
@@ -37,7 +39,10 @@ PATIENCE = 0.05
 def to_prompts(config: TrainConfig) -> list[dict[str, str]]:
     """The rows of TRL's dataset: each prompt is a task, which `make_rollout` reads."""
     domain = Holding.open(config, "").domain
-    return [{"prompt": task.model_dump_json()} for task in find_tasks(domain, config)[0]]
+    tasks, _, marks = find_tasks(domain, config)
+    for mark in marks:
+        log.warning("marked: whatever is trained on these prompts has %s", mark)
+    return [{"prompt": task.model_dump_json()} for task in tasks]
 
 
 def conversation_reward(*, reward: Sequence[float | None], **_: Any) -> list[float | None]:

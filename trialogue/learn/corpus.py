@@ -233,6 +233,8 @@ def write_parquet(path: Path, trajectories: Sequence[Trajectory], domain: Domain
     schema = pyarrow.schema(
         [
             ("id", pyarrow.string()),
+            ("task", pyarrow.string()),
+            ("split", pyarrow.string()),
             ("scenario", pyarrow.string()),
             ("messages", pyarrow.list_(message)),
             ("tools", pyarrow.string()),
@@ -243,6 +245,8 @@ def write_parquet(path: Path, trajectories: Sequence[Trajectory], domain: Domain
     rows = [
         {
             "id": item.id,
+            "task": item.task.id,
+            "split": item.task.split,
             "scenario": f"{item.task.domain}/{item.task.family}",
             "messages": [message.to_openai() for message in to_messages(item, domain)],
             "tools": to_schemas(domain.open(item.task).tools.values()),
@@ -271,6 +275,8 @@ class Example(NamedTuple):
     turns: list[Turn]
     """In the agent's perspective, the system prompt first."""
     tools: list[Tool]
+    task: Task
+    """Its id and split, where the file tells them."""
 
 
 def read_parquet(path: Path) -> Iterator[Example]:
@@ -287,7 +293,11 @@ def read_parquet(path: Path) -> Iterator[Example]:
                 Turn(side="user" if shape["role"] == "user" else "agent", message=from_openai(shape))
                 for shape in messages
             ]
-        yield Example(str(row.get("id", number)), turns, tools)
+        identity = str(row.get("id", number))
+        task = Task(
+            id=str(row.get("task") or identity), domain="", instructions="", split=str(row.get("split") or "")
+        )
+        yield Example(identity, turns, tools, task)
 
 
 def _to_list(value: Any) -> list[Any]:

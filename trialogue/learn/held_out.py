@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from trialogue.config import Tasks
 from trialogue.errors import ConfigError
@@ -13,12 +12,12 @@ from trialogue.task import Task
 HELD_OUT = "test"
 
 
-def find_marks(tasks: Iterable[Task], settings: Tasks, domain: str, model: str) -> list[str]:
-    """What every result of the run has to say: that it learns from test tasks, or began with a model that
-    has. Without `tasks.allow_test_split` the former is refused."""
+def find_marks(tasks: Iterable[Task], settings: Tasks, domain: str, *origins: str) -> list[str]:
+    """What every result of the run has to say: that it learns from test tasks, which is refused without
+    `tasks.allow_test_split`, or begins with a model, or with examples, of a run that has."""
     chosen = {task.id: task for task in tasks}
     tested = sum(task.split == HELD_OUT for task in chosen.values())
-    marks = read_marks(Path(model))
+    marks = list(dict.fromkeys(mark for origin in origins for mark in read_marks(origin)))
     if not tested:
         return marks
     if not settings.allow_test_split:

@@ -22,7 +22,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
 from trialogue.learn.train import evaluate_learner, in_order, to_optim
-from trialogue.run import Run, read_resumed, read_trajectories
+from trialogue.run import Run, find_files, read_about, read_resumed, read_trajectories
 from trialogue.score.cast import find_cast
 from trialogue.score.reward import grade
 from trialogue.talk.account import Account
@@ -39,6 +39,7 @@ from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
 Watch = Callable[[int, dict[str, Any]], None]
+PARQUET = ".parquet"
 TOLD = 256
 """From how many tasks the prompts are collected: examples may be many, and are all told the same."""
 
@@ -56,12 +57,10 @@ async def sft(
     domain = dress(find_domain(config.domain, config.data), config.user)
     settings = config.sft
     source = find_examples(domain, config)
-    tasks = [
-        item.task if isinstance(item, Trajectory) else item
-        for item in source
-        if not isinstance(item, Example)
-    ]
-    marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
+    learned = [item if isinstance(item, Task) else item.task for item in source]
+    tasks = [] if settings.examples.endswith(PARQUET) else learned  # its prompts are in the file
+    origins = (config.learner.model, settings.examples)
+    marks = find_marks(learned, config.tasks, domain.reference or domain.name, *origins)
     cast_ = find_cast(to_played(config), domain, Account(config.budget))
     learner = load_learner(config.learner, config.seed)
     if resume is not None:
@@ -145,14 +144,12 @@ def to_played(config: SftConfig) -> TrainConfig:
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
     """Recorded conversations, or the tasks that the oracle is to hold some on."""
     path = Path(config.sft.examples)
-    if path.suffix == ".parquet":
+    if path.suffix == PARQUET:
         if config.sft.side != "agent":
             raise ConfigError("a parquet file holds what the agent saw; only sft.side=agent can be learned")
         return list(read_parquet(path))
-    if (path / "accepted.jsonl").is_file():  # what a synthesis has accepted
-        return list(read_trajectories(path / "accepted.jsonl"))
     if config.sft.examples != "oracle":
-        return list(read_trajectories(path))
+        return read_examples(path)
     return domain.tasks(
         config.tasks.split,
         config.sft.count,
@@ -160,6 +157,17 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
         levels=config.tasks.levels,
         families=config.tasks.families,
     )
+
+
+def read_examples(path: Path) -> list[Trajectory]:
+    """What a file or run holds to learn from: of a synthesis what it accepted; of a run that learned itself
+    what it learned from, for its evaluations are on tasks kept apart."""
+    if (path / "accepted.jsonl").is_file():
+        return list(read_trajectories(path / "accepted.jsonl"))
+    if not (path / "run.json").is_file() or read_about(path).get("kind") not in ("train", "sft"):
+        return list(read_trajectories(path))
+    files = [file for file in find_files(path) if file.stem.startswith("step-")]
+    return [item for file in files for item in read_trajectories(file)]
 
 
 async def collect(
@@ -183,7 +191,7 @@ async def collect(
             group async for group in rollout(domain, tasks, teacher, user, seed=config.seed, grade=grade)
         ]
         found = [item for group in in_order(groups, tasks) for item in group.trajectories]
-    good = [item for item in found if item.end != "error"]
+    good = [item for item in found if item.end != "error" and not item.excluded]
     if settings.only_successes:
         good = [item for item in good if item.reward is None or item.reward.value >= 1]
     if not good:
@@ -233,8 +241,8 @@ def split_rows(
 def to_recorded_rows(example: Example, renderer: Renderer) -> list[Row]:
     """A conversation of the OpenAI shape as rows: the agent's messages are what is learned."""
     turns = with_tokens(example.turns, example.tools, renderer)
-    task = Task(id=example.id, domain="", instructions="")
-    return to_rows(Trajectory(id=example.id, task=task, turns=tuple(turns), end="user_stop"), 1.0)
+    held = Trajectory(id=example.id, task=example.task, turns=tuple(turns), end="user_stop")
+    return to_rows(held, 1.0)
 
 
 def has_own_ids(path: Path, renderer: Renderer) -> bool:

@@ -25,7 +25,16 @@ from trialogue.config import Speaker, SynthesizeConfig
 from trialogue.durable import write, write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
-from trialogue.run import Run, State, read_config, read_lines, read_resumed, read_seconds, read_trajectories
+from trialogue.run import (
+    Run,
+    State,
+    read_config,
+    read_lines,
+    read_marks,
+    read_resumed,
+    read_seconds,
+    read_trajectories,
+)
 from trialogue.score.evaluate import LEDGER_SECONDS, in_order
 from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.review import Verdict, Verdicts, judge_all
@@ -76,7 +85,8 @@ async def synthesize(
         for item in read_trajectories(resume / FILE) if (resume / FILE).exists() else ():
             workshop.take(item)
     else:
-        run = Run.create(config.run, "synthesize", config.domain, config, config.seed)
+        marks = read_marks(config.agent.model)
+        run = Run.create(config.run, "synthesize", config.domain, config, config.seed, marks)
         run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
         save_tokenizer(agent, run.path)
     verdicts = Verdicts(run.path)

@@ -85,7 +85,8 @@ async def evaluate(
     found = find_domain(config.domain, config.data)
     domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
     tasks = find_tasks(domain, config)
-    marks = read_marks(Path(config.agent.model))
+    agents = (config.agent, *config.agent.mix)
+    marks = list(dict.fromkeys(mark for speaker in agents for mark in read_marks(speaker.model)))
     if marks:
         domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
     given = agent
