@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
-from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
+from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_chat, to_config
 from trialogue.cli_users import users_verb
 
 
@@ -435,20 +435,24 @@ def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str
 
 @main.command("chat")
 @click.argument("run")
-@click.argument("domain", default="shop")
+@click.argument("domain", required=False)
 @SETTINGS
 @click.option("--seed", type=int, help="Seed of every random choice.")
 @JSON
 @click.pass_context
 def chat_verb(
-    ctx: click.Context, run: str, domain: str, settings: tuple[str, ...], seed: int | None, as_json: bool
+    ctx: click.Context,
+    run: str,
+    domain: str | None,
+    settings: tuple[str, ...],
+    seed: int | None,
+    as_json: bool,
 ) -> None:
-    """Talk to a trained agent as the user: RUN is a run directory or a folder of weights."""
-    small = ("limits.reply_tokens=64", "limits.context_tokens=1024", *settings)
+    """Talk to a trained agent as the user: RUN is a run directory or a folder of weights. The DOMAIN is the
+    one it has learned in, or shop."""
     ctx.invoke(
         play_verb,
-        domain=domain,
-        settings=small,
+        **to_chat(run, domain, settings),
         side="user",
         task=None,
         as_json=as_json,
@@ -456,7 +460,6 @@ def chat_verb(
         seed=seed,
         agent=run,
         user=None,
-        data=None,
     )
 
 
@@ -563,23 +566,9 @@ def view_verb(
 @JSON
 def config_verb(verb: str | None, as_json: bool) -> None:
     """List every setting of a VERB, or of all: key, default and meaning."""
-    from trialogue.config import (
-        DraftConfig,
-        EvalConfig,
-        SftConfig,
-        SynthesizeConfig,
-        TrainConfig,
-        list_keys,
-    )
+    from trialogue.config import KINDS, list_keys
 
-    kinds = {
-        "draft": DraftConfig,
-        "eval": EvalConfig,
-        "synthesize": SynthesizeConfig,
-        "sft": SftConfig,
-        "train": TrainConfig,
-    }
-    keys = {name: list(list_keys(kind)) for name, kind in kinds.items() if verb in (None, name)}
+    keys = {name: list(list_keys(kind)) for name, kind in KINDS.items() if verb in (None, name)}
     if as_json:
         print_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
         return

@@ -42,17 +42,39 @@ def to_config(
     """The configuration asked for; with `resume` the run's own, which nothing else given may contradict."""
     from trialogue.config import load_config
     from trialogue.errors import ConfigError
+    from trialogue.run import read_about, read_config, read_learned, read_resumed
 
     if domain is not None and "=" in domain:
         settings, domain = (domain, *settings), None
     overrides = [f"domain={json.dumps(domain)}"] if domain is not None else []
     overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
     if resume is None:
-        return load_config(kind, file, [*overrides, *settings])
-    from trialogue.run import read_about, read_config, read_resumed
-
+        config = load_config(kind, file, [*overrides, *settings])
+        agent = getattr(config, "agent", None)
+        own = read_learned(agent.model) if agent is not None else None
+        if own is None:
+            return config
+        # An agent speaks within the lengths it has learned with, where nobody says otherwise.
+        lengths = own.limits.model_dump(include={"reply_tokens", "context_tokens"})
+        known = kind(limits=kind().limits.model_copy(update=lengths))
+        return load_config(kind, file, [*overrides, *settings], known)
     path = Path(resume)
     read_about(path)
     if file is not None:
         raise ConfigError(f"a resumed run has its own settings: leave the config file {file} out")
     return read_resumed(path, load_config(kind, None, [*overrides, *settings], read_config(kind, path)))
+
+
+def to_chat(run: str, domain: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
+    """Where one talks with a trained agent: in the world of its run, where no other is named."""
+    from trialogue.run import read_learned
+
+    if domain is not None and "=" in domain:
+        settings, domain = (domain, *settings), None
+    own = read_learned(run) if domain is None else None
+    if own is None:
+        return {"domain": domain or "shop", "settings": settings, "data": None}
+    simulator: dict[str, Any] = own.model_dump(mode="json").get("simulator", {})
+    names = ("model", "base_url", "api_key_env")
+    tools = [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator.get(name)]
+    return {"domain": own.domain, "settings": (*tools, *settings), "data": own.data}

@@ -470,6 +470,14 @@ class DraftConfig(Section):
     """Tokens in one draft."""
 
 
+KINDS: dict[str, type[Section]] = {
+    "draft": DraftConfig,
+    "eval": EvalConfig,
+    "synthesize": SynthesizeConfig,
+    "sft": SftConfig,
+    "train": TrainConfig,
+}
+"""What each verb is told."""
 C = TypeVar("C", bound=Section)
 R = TypeVar("R", EvalConfig, SftConfig, SynthesizeConfig, TrainConfig)
 
@@ -480,13 +488,13 @@ def load_config(
     overrides: Iterable[str] = (),
     known: C | None = None,
 ) -> C:
-    """Read a file (if any), lay `key.sub=value` over it (or over what is `known`), and check the whole.
+    """Lay a file (if any) over what is `known`, and `key.sub=value` over both, and check the whole.
 
     Values are TOML (`3`, `true`, `"text"`, `[1, 2]`); what is no TOML is taken as text.
     """
     data = known.model_dump(mode="json") if known is not None else {}
     if file is not None:
-        data = _read_file(Path(file))
+        data = _over(data, _read_file(Path(file)))
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign:

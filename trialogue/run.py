@@ -35,7 +35,17 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from trialogue.config import Budget, C, R, RunSettings, Section, TrainConfig, list_keys, to_config
+from trialogue.config import (
+    Budget,
+    C,
+    R,
+    RunSettings,
+    Section,
+    SftConfig,
+    TrainConfig,
+    list_keys,
+    to_config,
+)
 from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
 from trialogue.errors import ConfigError, RunError
 from trialogue.index import Entry, to_entry
@@ -43,6 +53,8 @@ from trialogue.reading import explain, from_json, reading
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
+LEARNING = ("train", "sft", "verl")
+"""Kinds of runs that end with a model; verl is driven by its own trainer."""
 State = Literal["running", "finished", "stopped", "failed"]
 
 _log = logging.getLogger("trialogue")
@@ -349,11 +361,24 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def read_marks(model: str | Path) -> list[str]:
     """The marks of the run that a model or file is, or belongs to; none for what belongs to no run."""
+    run = find_run(model)
+    return [str(mark) for mark in read_about(run).get("marks", ())] if run is not None else []
+
+
+def find_run(model: str | Path) -> Path | None:
+    """The run that a model or file is, or belongs to."""
     path = Path(str(model).removeprefix("local:")).expanduser().resolve()
-    for folder in (path, *path.parents) if path.exists() else ():
-        if (folder / "run.json").is_file():
-            return [str(mark) for mark in read_about(folder).get("marks", ())]
-    return []
+    folders = (path, *path.parents) if path.exists() else ()
+    return next((folder for folder in folders if (folder / "run.json").is_file()), None)
+
+
+def read_learned(model: str) -> TrainConfig | SftConfig | None:
+    """The settings of the run that a model has learned in, where it is of such a run."""
+    run = find_run(model)
+    if run is None:
+        return None
+    kind = read_about(run).get("kind")
+    return read_config(SftConfig if kind == "sft" else TrainConfig, run) if kind in LEARNING else None
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

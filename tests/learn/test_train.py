@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trialogue.cli import main
-from trialogue.config import Limits, Optimizer, Speaker, TrainConfig
+from trialogue.cli_options import to_config
+from trialogue.config import EvalConfig, Limits, Optimizer, Speaker, TrainConfig
 from trialogue.errors import ConfigError
 from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
 from trialogue.run import Run, list_checkpoints, read_config, read_lines, read_trajectories
@@ -206,6 +208,27 @@ def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
     assert read_config(TrainConfig, parts).training.steps == 2
     asyncio.run(train(TrainConfig(training=make("parts", training__steps=3).training), resume=parts))
     assert_same(whole, parts)
+
+
+def test_a_trained_agent_speaks_where_and_as_it_learned(
+    train_config: Configure, trained: Path, wall: str, tmp_path: Path
+) -> None:
+    config = train_config(learner__model=str(trained))
+    run = Run.create(config.run, "train", config.domain, config, config.seed)
+    shutil.copytree(trained / "model", run.path / "model")
+    run.close("finished")
+    done = CliRunner().invoke(main, ["chat", str(run.path), "--json"], input="Paint it.\n###STOP###\n")
+    assert done.exit_code == 0, done.output
+    played = json.loads(done.stdout)
+    assert (played["trajectory"]["task"]["domain"], played["end"]) == ("wall", "user_stop")
+    for agent in (run.path, f"local:{run.path}", run.path / "model"):
+        limits = to_config(EvalConfig, None, (), None, {"agent": str(agent)}).limits
+        assert (limits.reply_tokens, limits.context_tokens) == (12, 128)
+    file = tmp_path / "limits.toml"
+    file.write_text("[limits]\nreply_tokens = 20\n", encoding="utf-8")
+    given = to_config(EvalConfig, None, ("limits.context_tokens=99",), str(file), {"agent": str(run.path)})
+    assert (given.limits.reply_tokens, given.limits.context_tokens) == (20, 99)
+    assert to_config(EvalConfig, None, (), None, {"agent": "oracle"}).limits == Limits()
 
 
 def test_all_processes_of_a_resumed_run_load_the_runs_own_model(
