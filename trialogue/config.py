@@ -373,6 +373,8 @@ class SftConfig(InDomain):
 
     learner: Learner = Learner()
     user: Speaker = Speaker(model="agenda")
+    simulator: Speaker = Speaker()
+    """Who answers for the tools of a drafted scenario, where tasks of it are played."""
     sft: SftSettings = SftSettings()
     tasks: Tasks = Tasks(split="train")
     optimizer: Optimizer = Optimizer(learning_rate=2e-3, warmup=20, schedule="linear")

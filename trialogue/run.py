@@ -26,8 +26,8 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,8 +87,7 @@ class Run:
         while settings.name is None and path.exists():
             number += 1
             path = Path(settings.directory) / f"{name}-{number}"
-        if path.exists():
-            raise RunError(f"{path} exists; resume it with --resume {path}, or choose another run.name")
+        _refuse_taken(path)
         # The directory gets its name when it is whole: what has the name can be resumed.
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -132,6 +131,15 @@ class Run:
             write(path / "index.jsonl", "".join(line + "\n" for lines in lists for line in lines))
         run._describe(state="running")
         return run
+
+    @contextmanager
+    def setting_up(self) -> Generator[None]:
+        """What fails in here leaves the run failed, to be gone on with, and not one that seems to run."""
+        try:
+            yield
+        except BaseException:
+            self.close("failed")
+            raise
 
     def extend(self, steps: int) -> None:
         """Have a run that learns go further than it was begun for: to so many steps. The model it had ended
@@ -306,6 +314,21 @@ def read_config(kind: type[C], path: Path) -> C:
         raise RunError(f"{file} is not JSON: {error}") from None
     folder = read_about(path).get("folder") if (path / "run.json").is_file() else None
     return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
+
+
+def settle(config: R, resume: Path | None) -> R:
+    """The settings a run begins or goes on with. The name of a new one must be free: this is asked before
+    anything is loaded."""
+    if resume is not None:
+        return read_resumed(resume, config)
+    if config.run.name is not None:
+        _refuse_taken(Path(config.run.directory) / config.run.name)
+    return config
+
+
+def _refuse_taken(path: Path) -> None:
+    if path.exists():
+        raise RunError(f"{path} exists; resume it with --resume {path}, or choose another run.name")
 
 
 def read_resumed(path: Path, given: R) -> R:

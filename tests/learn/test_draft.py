@@ -16,8 +16,10 @@ from pyarrow import parquet
 
 from trialogue import ConfigError, DomainError, Trajectory, find_domain
 from trialogue.cli import main
-from trialogue.config import EvalConfig
-from trialogue.run import read_trajectories
+from trialogue.config import EvalConfig, RunSettings, SftConfig
+from trialogue.learn.sft import sft, to_played
+from trialogue.run import read_lines, read_trajectories
+from trialogue.score.cast import set_up
 from trialogue.score.check import check
 from trialogue.score.evaluate import evaluate
 from trialogue.score.verify import verify
@@ -214,8 +216,27 @@ async def test_a_scenario_can_be_evaluated_as_any_domain(
     )
     result = await evaluate(config)
     assert result["pass^1"] == 1.0
+    nobody = {"simulator": EvalConfig().simulator, "run": RunSettings(directory=str(tmp_path), name="two")}
     with pytest.raises(ConfigError, match="are simulated: say by whom"):
-        await evaluate(config.model_copy(update={"simulator": EvalConfig().simulator}))
+        await evaluate(config.model_copy(update=nobody))
+    learned = SftConfig.model_validate(
+        {
+            **config.model_dump(include={"domain", "user", "simulator"}),
+            "sft": {
+                "examples": str(tmp_path / "one"),
+                "validation": 0.0,
+                "eval_tasks": 1,
+                "eval_split": "train",
+            },
+            "limits": {"reply_tokens": 8, "context_tokens": 2048},
+            "tasks": {"split": "train"},
+            "run": {"directory": str(tmp_path), "name": "learned"},
+        }
+    )
+    lines = [line for _, line in read_lines(await sft(learned) / "metrics.jsonl")]
+    assert [line["step"] for line in lines if line.get("kind") == "eval"] == [0, 1]
+    unplayed = to_played(learned).model_copy(update=nobody)
+    assert set_up(unplayed, is_played=False)[0].tool_model is None
 
 
 def test_a_draft_that_stays_wrong_is_refused(tmp_path: Path) -> None:

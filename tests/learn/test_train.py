@@ -21,10 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trialogue.cli import main
 from trialogue.cli_options import to_config
-from trialogue.config import EvalConfig, Limits, Optimizer, Speaker, TrainConfig
-from trialogue.errors import ConfigError
+from trialogue.config import EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
+from trialogue.errors import ConfigError, RunError
+from trialogue.learn.sft import sft
 from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
-from trialogue.run import Run, list_checkpoints, read_config, read_lines, read_trajectories
+from trialogue.run import Run, list_checkpoints, read_about, read_config, read_lines, read_trajectories
 from trialogue.score.cast import Cast
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
@@ -208,6 +209,27 @@ def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
     assert read_config(TrainConfig, parts).training.steps == 2
     asyncio.run(train(TrainConfig(training=make("parts", training__steps=3).training), resume=parts))
     assert_same(whole, parts)
+
+
+async def test_a_run_that_cannot_be_set_up_is_let_go_of(
+    train_config: Configure, sft_config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = train_config(stragglers__policy="cut", training__redraw_flat_groups=1)
+    with pytest.raises(ConfigError, match="redraw_flat_groups needs whole steps"):
+        await train(wrong)
+    path = Path(wrong.run.directory) / "train"
+    assert read_about(path)["state"] == "failed"
+    Run.resume(path, "train").close("failed")  # nobody holds it any more
+
+    def load(*given: object) -> None:
+        raise AssertionError("weights are loaded for nothing")
+
+    monkeypatch.setattr("trialogue.learn.train.load_learner", load)
+    monkeypatch.setattr("trialogue.learn.sft.load_learner", load)
+    with pytest.raises(RunError, match="exists; resume it"):
+        await train(wrong)
+    with pytest.raises(RunError, match="exists; resume it"):
+        await sft(sft_config(run__name="train"))
 
 
 def test_a_trained_agent_speaks_where_and_as_it_learned(

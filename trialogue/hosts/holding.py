@@ -10,18 +10,14 @@ from pathlib import Path
 
 from trialogue.config import TrainConfig
 from trialogue.durable import append
-from trialogue.score.cast import Cast, find_cast
+from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import SUCCESS, called
 from trialogue.score.reward import grade
-from trialogue.talk.account import Account
-from trialogue.talk.find import equip
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import attempt
-from trialogue.talk.users import dress
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.find import find_domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +32,7 @@ class Holding:
 
     @classmethod
     def open(cls, config: TrainConfig, folder: str) -> Holding:
-        account = Account(config.budget)
-        found = find_domain(config.domain, config.data)
-        domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
-        return cls(config, domain, find_cast(config, domain, account), folder)
+        return cls(config, *set_up(config), folder)
 
     async def hold(self, task: Task, trial: int, step: int, agent: ModelSource) -> list[Trajectory]:
         """Hold a conversation, anew where it fails. The last counts; those before it are for the record."""

@@ -22,21 +22,19 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
 from trialogue.learn.train import evaluate_learner, in_order, to_optim
-from trialogue.run import Run, find_files, read_about, read_resumed, read_trajectories
-from trialogue.score.cast import find_cast
+from trialogue.run import Run, find_files, read_about, read_trajectories, settle
+from trialogue.score.cast import set_up
 from trialogue.score.reward import grade
-from trialogue.talk.account import Account
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render import Renderer, with_tokens
 from trialogue.talk.rollout import derive_seed, rollout
-from trialogue.talk.users import dress, user_prompt
+from trialogue.talk.users import user_prompt
 from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.find import find_domain
 
 Watch = Callable[[int, dict[str, Any]], None]
 PARQUET = ".parquet"
@@ -52,27 +50,31 @@ async def sft(
     started: Callable[[Path], None] | None = None,
 ) -> Path:
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
-    if resume is not None:
-        config = read_resumed(resume, config)
-    domain = dress(find_domain(config.domain, config.data), config.user)
+    config = settle(config, resume)
     settings = config.sft
+    domain, cast_ = set_up(
+        to_played(config), is_played=settings.eval_tasks > 0 or settings.examples == "oracle"
+    )
     source = find_examples(domain, config)
     learned = [item if isinstance(item, Task) else item.task for item in source]
     tasks = [] if settings.examples.endswith(PARQUET) else learned  # its prompts are in the file
     origins = (config.learner.model, settings.examples)
     marks = find_marks(learned, config.tasks, domain.reference or domain.name, *origins)
-    cast_ = find_cast(to_played(config), domain, Account(config.budget))
     learner = load_learner(config.learner, config.seed)
     if resume is not None:
         run = Run.resume(resume, "sft")
     else:
         run = Run.create(config.run, "sft", config.domain, config, config.seed, marks)
-        run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
-    checkpoints = Checkpoints(run, learner, keep=1)
-    known = await checkpoints.restore() if resume is not None else {}
-    cast_.account.load(run.read_ledger())
-    cast_.record(config.user, run.path)
-    first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
+    with run.setting_up():
+        checkpoints = Checkpoints(run, learner, keep=1)
+        known = await checkpoints.restore() if resume is not None else {}
+        if resume is None:
+            run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
+        cast_.account.load(run.read_ledger())
+        cast_.record(config.user, run.path)
+        first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
+        if started is not None:
+            started(run.path)
 
     async def play(step: int) -> None:
         if settings.eval_tasks:
@@ -82,8 +84,6 @@ async def sft(
             run.add_ledger(cast_.account.take(), step)
 
     state = "failed"
-    if started is not None:
-        started(run.path)
     try:
         examples = await collect(domain, config, source, cast_.user)
         run.add_ledger(cast_.account.take())
@@ -137,7 +137,7 @@ async def sft(
 def to_played(config: SftConfig) -> TrainConfig:
     """The settings by which tasks are played before and after: greedy conversations, as in training."""
     training = Training(eval_tasks=max(1, config.sft.eval_tasks), eval_split=config.sft.eval_split)
-    names = ("domain", "data", "seed", "learner", "user", "limits", "tasks", "budget")
+    names = ("domain", "data", "seed", "learner", "user", "simulator", "limits", "tasks", "budget")
     return TrainConfig(**{name: getattr(config, name) for name in names}, training=training)
 
 

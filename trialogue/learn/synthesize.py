@@ -31,18 +31,19 @@ from trialogue.run import (
     read_config,
     read_lines,
     read_marks,
-    read_resumed,
     read_seconds,
     read_trajectories,
+    settle,
 )
+from trialogue.score.cast import set_up
 from trialogue.score.evaluate import LEDGER_SECONDS, in_order
 from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
 from trialogue.score.verify import verify
-from trialogue.talk.account import Account, add_up, to_cost
-from trialogue.talk.find import equip, find_model
-from trialogue.talk.model import ModelSource, close_source, save_tokenizer
+from trialogue.talk.account import add_up, to_cost
+from trialogue.talk.find import find_model
+from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.talk.users import dress, user_prompt
@@ -67,29 +68,31 @@ async def synthesize(
 ) -> dict[str, Any]:
     """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
     began = written = monotonic()
-    if resume is not None:
-        config = read_resumed(resume, config)
-    account = Account(config.budget)
-    domain = equip(open_domain(config), config.simulator, config.limits, config.seed, account)
+    config = settle(config, resume)
+    domain, cast = set_up(config)
+    account = cast.account
     workshop = Workshop(config, domain)
 
     def find(speaker: Speaker, side: Side, role: str) -> ModelSource:
-        return find_model(speaker, side, domain, config.limits, config.seed, account, role)
+        source = find_model(speaker, side, domain, config.limits, config.seed, account, role)
+        cast.made.append(source)
+        return source
 
-    agent, user = find(config.agent, "agent", "agent"), find(config.user, "user", "user")
+    agent = find(config.agent, "agent", "agent")
     judge = find(config.judge, "user", "judge") if config.judge.model else None
-    made = [source for source in (agent, user, judge, domain.tool_model) if source is not None]
     if resume is not None:
         run = Run.resume(resume, "synthesize")
-        account.load(run.read_ledger())
-        for item in read_trajectories(resume / FILE) if (resume / FILE).exists() else ():
-            workshop.take(item)
     else:
         marks = read_marks(config.agent.model)
         run = Run.create(config.run, "synthesize", config.domain, config, config.seed, marks)
-        run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
-        save_tokenizer(agent, run.path)
-    verdicts = Verdicts(run.path)
+    with run.setting_up():
+        if resume is None:
+            run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
+            save_tokenizer(agent, run.path)
+        account.load(run.read_ledger())
+        for item in read_trajectories(run.path / FILE) if (run.path / FILE).exists() else ():
+            workshop.take(item)
+        verdicts = Verdicts(run.path)
 
     def keep(item: Trajectory) -> None:
         nonlocal written
@@ -114,7 +117,7 @@ async def synthesize(
                 domain,
                 workshop.tasks,
                 agent,
-                user,
+                cast.user,
                 group_size=config.tasks.trials,
                 concurrency=config.rollout.concurrency,
                 limits=config.limits,
@@ -154,14 +157,8 @@ async def synthesize(
     finally:
         with suppress(RunError):  # on a full disk there is another error to tell
             run.add_ledger(account.take())
-        for source in made:
-            await close_source(source)
+        await cast.close()
         run.close(state)
-
-
-def open_domain(config: SynthesizeConfig) -> Domain:
-    """The domain of a run, its user as the settings want it."""
-    return dress(find_domain(config.domain, config.data), config.user)
 
 
 def grade_if_expected(task: Task, trajectory: Trajectory, environment: Environment) -> Any:
@@ -385,15 +382,10 @@ def read_spent(path: Path) -> list[dict[str, Any]]:
 def decide_again(path: Path) -> dict[str, Any]:
     """Work the corpus of a run out anew, after a person has reviewed some of it."""
     config = read_config(SynthesizeConfig, path)
-    domain = open_domain(config)
+    domain = dress(find_domain(config.domain, config.data), config.user)
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():
         raise RunError(f"{path} holds no synthesised conversations")
     for item in read_trajectories(path / FILE):
         workshop.take(item)
     return finish(path, config, domain, workshop.sift(Verdicts(path)))
-
-
-def read_accepted(path: Path) -> list[Trajectory]:
-    """The accepted conversations of a synthesis run."""
-    return [Trajectory.model_validate(line) for _, line in read_lines(path / "accepted.jsonl")]

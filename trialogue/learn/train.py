@@ -26,21 +26,17 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
-from trialogue.run import Run, read_lines, read_resumed
-from trialogue.score.cast import Cast, find_cast
+from trialogue.run import Run, read_lines, settle
+from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import find_prices, summarize
 from trialogue.score.reward import grade
-from trialogue.talk.account import Account
-from trialogue.talk.find import equip
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.pace import LOG
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
-from trialogue.talk.users import dress
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.find import find_domain
 
 Watch = Callable[[int, dict[str, Any]], None]
 """Told the number and the metrics of each step; while conversations are held, how many are over (`kind` is
@@ -56,17 +52,11 @@ async def train(
 ) -> Path:
     """Train and return the run directory. Stopped by Ctrl-C or for want of money it saves, and `resume` goes
     on exactly there; what the user was paid to say is not asked for again."""
-    if resume is not None:
-        config = read_resumed(resume, config)
-    account = Account(config.budget)
-    found = find_domain(config.domain, config.data)
-    domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
+    config = settle(config, resume)
+    domain, cast = set_up(config)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
-    cast = find_cast(config, domain, account)
-    if domain.tool_model is not None:
-        cast.made.append(domain.tool_model)
     learner = load_learner(config.learner, config.seed, config.engine)
     untouched = config.engine.model_copy(update={"vllm": None})  # a reference never speaks
     reference = load_learner(config.learner, config.seed, untouched) if config.loss.kl else None
@@ -74,29 +64,31 @@ async def train(
         run = Run.resume(resume, "train")
     else:
         run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
-        run.add_prompts(collect_prompts(domain, tasks))
-        save_tokenizer(learner.agent(config, "train"), run.path)
-    checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
-    known: dict[str, Any] = {}
-    if resume is not None:
-        known = await checkpoints.restore()
-        run.extend(config.training.steps)
-    first, level = int(known.get("step", 0)), int(known.get("level", 0))
-    cast.account.load(run.read_ledger())
-    cast.record(config.user, run.path)
-    checks = Checks(config.checks, known.get("streaks"))
-    levels = sorted(config.tasks.levels)
-    price = find_prices(config.budget.prices, user=config.user)
-    gate = Gate(learner.engine)
-    agent = learner.agent(config, "train", gate)
-    waves = make_waves(domain, agent, cast, config)
-    for old in known.get("waves", ()):
-        tasks = choose_tasks(domain, config, old["step"], 0, old["levels"])
-        waves.begin(old["step"], [task for task in tasks if task.id in old["tasks"]], old["levels"])
+    with run.setting_up():
+        checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
+        known: dict[str, Any] = {}
+        if resume is not None:
+            known = await checkpoints.restore()
+            run.extend(config.training.steps)
+        else:
+            run.add_prompts(collect_prompts(domain, tasks))
+            save_tokenizer(learner.agent(config, "train"), run.path)
+        first, level = int(known.get("step", 0)), int(known.get("level", 0))
+        cast.account.load(run.read_ledger())
+        cast.record(config.user, run.path)
+        checks = Checks(config.checks, known.get("streaks"))
+        levels = sorted(config.tasks.levels)
+        price = find_prices(config.budget.prices, user=config.user)
+        gate = Gate(learner.engine)
+        agent = learner.agent(config, "train", gate)
+        waves = make_waves(domain, agent, cast, config)
+        for old in known.get("waves", ()):
+            tasks = choose_tasks(domain, config, old["step"], 0, old["levels"])
+            waves.begin(old["step"], [task for task in tasks if task.id in old["tasks"]], old["levels"])
+        if started is not None:
+            started(run.path)
     state = "failed"
     reached = first
-    if started is not None:
-        started(run.path)
     try:
         with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
             if is_due(first, config) and not has_evaluation(run.path, first):

@@ -1,4 +1,4 @@
-"""Who takes part in a run besides the agent: the user, and whoever judges and audits."""
+"""The set-up of a run: its world, and who takes part besides the agent: the user, judges, auditors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trialogue.config import EvalConfig, Speaker, TrainConfig
+from trialogue.config import AuditSettings, EvalConfig, Speaker, SynthesizeConfig, TrainConfig
 from trialogue.score.verdict import find_audit
 from trialogue.talk.account import Account
-from trialogue.talk.find import find_model
+from trialogue.talk.find import equip, find_model
 from trialogue.talk.model import ModelSource, close_source
 from trialogue.talk.replay import Recorder, is_asked
 from trialogue.talk.rollout import Audit
+from trialogue.talk.users import dress
 from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
 
 
 @dataclass(slots=True)
@@ -37,15 +39,31 @@ class Cast:
             await close_source(source)
 
 
-def find_cast(config: EvalConfig | TrainConfig, domain: Domain, account: Account) -> Cast:
+def set_up(
+    config: EvalConfig | SynthesizeConfig | TrainConfig, *, is_played: bool = True
+) -> tuple[Domain, Cast]:
+    """The domain and the cast that settings name, one account between them. Where nothing is played nobody
+    has to answer for simulated tools."""
+    account = Account(config.budget)
+    domain = dress(find_domain(config.domain, config.data), config.user)
+    if is_played:
+        domain = equip(domain, config.simulator, config.limits, config.seed, account)
+    cast = find_cast(config, domain, account)
+    if domain.tool_model is not None:
+        cast.made.append(domain.tool_model)
+    return domain, cast
+
+
+def find_cast(config: EvalConfig | SynthesizeConfig | TrainConfig, domain: Domain, account: Account) -> Cast:
     """The cast that settings name."""
+    wanted = AuditSettings(policy="keep") if isinstance(config, SynthesizeConfig) else config.audit
 
     def find(speaker: Speaker, role: str) -> ModelSource:
         return find_model(speaker, "user", domain, config.limits, config.seed, account, role)
 
     made = [user := find(config.user, "user")]
     judge = None
-    if config.audit.judge.model:
-        made.append(judge := find(config.audit.judge, "auditor"))
-    audit = find_audit(config.audit, config.user, domain, judge)
-    return Cast(user, account, audit, config.audit.policy == "exclude", made)
+    if wanted.judge.model:
+        made.append(judge := find(wanted.judge, "auditor"))
+    audit = find_audit(wanted, config.user, domain, judge)
+    return Cast(user, account, audit, wanted.policy == "exclude", made)

@@ -18,28 +18,26 @@ from trialogue.run import (
     Kind,
     Run,
     State,
+    find_files,
     judge_file,
-    read_about,
     read_marks,
-    read_resumed,
     read_seconds,
     read_trajectories,
     read_usage,
+    settle,
 )
-from trialogue.score.cast import find_cast
+from trialogue.score.cast import set_up
 from trialogue.score.metrics import add_judge, find_prices, summarize
 from trialogue.score.reward import grade
-from trialogue.talk.account import Account, add_up, find_price
-from trialogue.talk.find import equip, find_model
+from trialogue.talk.account import add_up, find_price
+from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.replay import Recorder
 from trialogue.talk.rollout import rollout
-from trialogue.talk.users import dress
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.find import find_domain
 
 LEDGER_SECONDS = 5.0
 """How long what was spent may stay unwritten while conversations go on."""
@@ -78,36 +76,38 @@ async def evaluate(
     the run directory as soon as there is one.
     """
     began = monotonic()
-    if resume is not None:
-        read_about(resume)
-        config = read_resumed(resume, config)
-    account = Account(config.budget)
-    found = find_domain(config.domain, config.data)
-    domain = dress(equip(found, config.simulator, config.limits, config.seed, account), config.user)
+    config = settle(config, resume)
+    domain, cast = set_up(config)
     tasks = find_tasks(domain, config)
     agents = (config.agent, *config.agent.mix)
     marks = list(dict.fromkeys(mark for speaker in agents for mark in read_marks(speaker.model)))
     if marks:
         domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
     given = agent
-    cast = find_cast(config, domain, account)
-    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, account)
+    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, cast.account)
     if given is None:
         cast.made.append(agent)
     judge = None
-    if domain.tool_model is not None:
-        cast.made.append(domain.tool_model)
     if config.judge.model:
-        judge = find_model(config.judge, "user", domain, config.limits, config.seed, account, "judge")
+        judge = find_model(config.judge, "user", domain, config.limits, config.seed, cast.account, "judge")
         cast.made.append(judge)
     if resume is not None:
         run = Run.resume(resume, kind)
-        recorded = read_recorded(resume)
-        cast.account.load(run.read_ledger())
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
-        save_tokenizer(agent, run.path)
-        recorded = []
+    with run.setting_up():
+        recorded = [item for file in find_files(run.path) for item in read_trajectories(file)]
+        cast.account.load(run.read_ledger())
+        prompts = collect_prompts(domain, tasks)
+        run.add_prompts(prompts)
+        if resume is None:
+            save_tokenizer(agent, run.path)
+        cast.record(config.user, run.path)
+        if config.agent.model.startswith("openai:"):
+            agent = Recorder(agent, run.path / "recordings" / "agent.jsonl")
+        if judge is not None:
+            judge = Recorder(judge, judge_file(run.path))
+            domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     held: list[Trajectory] = []
     failed: list[Trajectory] = []
     excluded: list[Trajectory] = []
@@ -125,15 +125,7 @@ async def evaluate(
     # What failed or was left out stays on record; for good is no such thing: it gets draws of its own.
     before = Counter((item.task.id, item.trial) for item in [*failed, *excluded])
 
-    prompts = collect_prompts(domain, tasks)
-    run.add_prompts(prompts)
     total = len(tasks) * config.tasks.trials
-    cast.record(config.user, run.path)
-    if config.agent.model.startswith("openai:"):
-        agent = Recorder(agent, run.path / "recordings" / "agent.jsonl")
-    if judge is not None:
-        judge = Recorder(judge, judge_file(run.path))
-        domain = replace(domain, judge=judge, notes={**domain.notes, "judge": config.judge.model})
     state: State = "failed"
     try:
         if started is not None:
@@ -182,11 +174,6 @@ async def evaluate(
             run.add_ledger(cast.account.take())
         await cast.close()
         run.close(state)
-
-
-def read_recorded(path: Path) -> list[Trajectory]:
-    """The conversations a run has written so far, perhaps none."""
-    return [item for file in path.glob("trajectories/*.jsonl") for item in read_trajectories(file)]
 
 
 def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajectory]:
