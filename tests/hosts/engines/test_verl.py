@@ -214,7 +214,7 @@ def test_the_manager_on_ray_gives_the_same(both: Both, exported: Exported, clust
     for name, found in output.batch.items():
         expected = both.output.batch[name]
         assert torch.allclose(found.float(), expected.float(), atol=1e-6), name
-    for name in both.output.meta_info["reward_extra_keys"]:
+    for name in [*both.output.meta_info["reward_extra_keys"], "conversation"]:
         assert output.non_tensor_batch[name].tolist() == both.output.non_tensor_batch[name].tolist()
     assert output.meta_info["reward_extra_keys"] == both.output.meta_info["reward_extra_keys"]
     assert set(ray.get(server.list_asked.remote())) == set(both.asked)
@@ -267,9 +267,17 @@ def test_figures_and_turns_travel_along(both: Both) -> None:
             item.error,
             item.blame,
         )
-        assert [turn["role"] for turn in told["turns"]] == [turn.message.role for turn in item.turns]
-        sampled = [len(turn.tokens.reply) for turn in item.turns if turn.tokens is not None]
-        assert [turn["tokens"] for turn in told["turns"] if turn["tokens"]] == sampled
+        assert told["turns"] == [
+            {
+                "side": turn.side,
+                "role": turn.message.role,
+                "tokens": len(turn.tokens.reply) if turn.tokens is not None else 0,
+                "tools": [call.name for call in turn.message.tool_calls],
+                "failed": turn.failed,
+            }
+            for turn in item.turns
+        ]
+        assert {name: extras[name][number] for name in keys} == to_figures(item)
         assert (extras["min_global_steps"][number], extras["max_global_steps"][number]) == (3, 3)
         assert extras["__num_turns__"][number] == len(item.turns)
 
