@@ -445,7 +445,9 @@ def test_verl_updates_as_we_do(
     assert theirs["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-4)
     found = load_file(tmp_path / "gradient.safetensors")
     assert found.keys() == gradient.keys()
-    one, other = (torch.cat([tree[key].flatten() for key in sorted(tree)]) for tree in (found, gradient))
+    one, other = (
+        torch.cat([tree[key].flatten().double() for key in sorted(tree)]) for tree in (found, gradient)
+    )
     cosine = float(torch.nn.functional.cosine_similarity(one, other, dim=0))
     print(f"{name}/{reduction}: loss {theirs['loss']:.6f} and {ours['loss']:.6f}, cosine {cosine:.8f}")
     assert cosine > 0.99999
