@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from trialogue.cli import main
-from trialogue.config import LossSettings, TrainConfig, load_config
+from trialogue.config import EvalConfig, LossSettings, TrainConfig, load_config
 from trialogue.errors import ConfigError
 from trialogue.hosts.export import export_verl, flatten, to_algorithm, to_hydra
-from trialogue.run import read_marks
+from trialogue.run import Run, read_config, read_marks
 from trialogue.task import Task
 from trialogue.world.scaffold import write_domain
 
@@ -83,6 +83,11 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
         (["training.mini_batches=3"], "must divide"),
         (["optimizer.schedule=linear"], "not linear"),
         (["loss.reduction=constant", "loss.constant=10.5"], "whole number"),
+        (["training.curriculum=0.7"], "verl knows nothing like training.curriculum"),
+        (["training.score_failures=true", "checks.entropy=0.1"], "training.score_failures, checks.entropy"),
+        (["stragglers.policy=cut"], "nothing like stragglers.policy"),
+        (["engine.vllm=http://host:8000"], "nothing like engine.vllm"),
+        (["user.concurrency=4"], "4 requests at once cannot be shared by verl's 8 workers"),
     ],
 )
 def test_what_verl_cannot_do_is_refused(overrides: list[str], problem: str, tmp_path: Path) -> None:
@@ -90,6 +95,52 @@ def test_what_verl_cannot_do_is_refused(overrides: list[str], problem: str, tmp_
     config = load_config(TrainConfig, None, [*usual, *overrides])
     with pytest.raises(ConfigError, match=problem):
         export_verl(config, tmp_path)
+
+
+def test_what_is_limited_is_divided_among_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And paths hold wherever a worker starts."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("user.txt", "manners.toml", "said.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "model").mkdir()
+    settings = ["training.steps=1", "training.eval_split=test", "training.eval_tasks=2", "budget.usd=10"]
+    settings += ["optimizer.schedule=constant", "budget.tokens=1000", "user.requests_per_minute=60"]
+    settings += ["user.tokens_per_minute=90000", "engine.verl.actor_rollout_ref.rollout.agent.num_workers=4"]
+    settings += ["user.model=replay:said.jsonl", "user.otherwise=local:model", "user.prompt=user.txt"]
+    settings += ["user.personas=manners.toml", 'run.track=["wandb"]']
+    export_verl(load_config(TrainConfig, None, settings), tmp_path / "out")
+    config = TrainConfig.model_validate_json((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert (config.budget.usd, config.budget.tokens, config.user.concurrency) == (2.5, 250, 16)
+    assert (config.user.requests_per_minute, config.user.tokens_per_minute) == (15, 22500)
+    assert config.simulator.concurrency == config.audit.judge.concurrency == 16
+    assert config.user.model == f"replay:{tmp_path / 'said.jsonl'}"
+    assert config.user.otherwise == f"local:{tmp_path / 'model'}"
+    assert (config.user.prompt, config.user.personas) == (
+        str(tmp_path / "user.txt"),
+        str(tmp_path / "manners.toml"),
+    )
+    rows = parquet.read_table(tmp_path / "out" / "dev.parquet").to_pylist()
+    assert {row["extra_info"]["split"] for row in rows} == {"test"}
+    assert read_settings(tmp_path / "out")["trainer.logger"] == "[console,wandb]"
+
+
+def test_a_run_finds_every_path_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "house").touch()  # a word is a word, whatever lies about
+    (tmp_path / "user.txt").touch()
+    share = {"model": "scripted:user.txt", "otherwise": "local:user.txt"}
+    user = {"model": "replay:user.txt", "prompt": "user.txt", "personas": "user.txt", "mix": [share]}
+    config = EvalConfig.model_validate({"user": user, "agent": {"prompt": "house"}, "run": {"name": "r"}})
+    Run.create(config.run, "eval", "shop", config, 0).close("stopped")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = read_config(EvalConfig, tmp_path / "runs" / "r")
+    place = str(tmp_path / "user.txt")
+    assert (found.user.prompt, found.user.personas, found.agent.prompt) == (place, place, "house")
+    assert found.user.mix[0].model == f"scripted:{place}"
+    assert found.user.mix[0].otherwise == f"local:{place}"
 
 
 def test_a_step_needs_enough_tasks(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -352,21 +352,43 @@ def read_resumed(path: Path, given: R) -> R:
     return resumed
 
 
-_PLACES = ("domain", "data", "model", "examples")
+_PLACES = ("domain", "data", "model", "otherwise", "examples", "prompt", "personas")
 """Settings that may name a file or folder."""
+_WORDS = (
+    "domain",
+    "house",
+    "scenario",
+    "card",
+    "oracle",
+    "naive",
+    "gold",
+    "agenda",
+    "human",
+    "tiny",
+    "smollm2",
+)
+"""What may stand there and is none."""
 
 
-def _find_again(value: Any, folder: Path, key: str = "") -> Any:
-    """Settings whose relative paths, which lead nowhere from here, are those from where the run was begun."""
+def map_places(value: Any, find: Callable[[Path], Path | None], key: str = "") -> Any:
+    """Plain settings in which every path is where `find` says; where it says nothing, as it was."""
     if isinstance(value, dict):
-        return {
-            name: _find_again(inner, folder, name) for name, inner in cast("dict[str, Any]", value).items()
-        }
-    if key not in _PLACES or not isinstance(value, str):
+        items = cast("dict[str, Any]", value).items()
+        return {name: map_places(inner, find, name) for name, inner in items}
+    if isinstance(value, list):
+        return [map_places(inner, find, key) for inner in cast("list[Any]", value)]
+    if key not in _PLACES or not isinstance(value, str) or value in _WORDS:
         return value
     kind, sign, rest = value.rpartition(":")
-    is_elsewhere = bool(rest) and not Path(rest).expanduser().exists() and (folder / rest).exists()
-    return f"{kind}{sign}{folder / rest}" if is_elsewhere else value
+    place = find(Path(rest).expanduser()) if rest else None
+    return value if place is None else f"{kind}{sign}{place}"
+
+
+def _find_again(data: Any, folder: Path) -> Any:
+    """Settings whose relative paths, which lead nowhere from here, are those from where the run was begun."""
+    return map_places(
+        data, lambda path: folder / path if not path.exists() and (folder / path).exists() else None
+    )
 
 
 def read_about(path: Path) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.config import LossSettings, TrainConfig
-from trialogue.durable import write_json
+from trialogue.config import LossSettings, Speaker, TrainConfig, difference_from_defaults
+from trialogue.durable import write, write_json
 from trialogue.errors import ConfigError
 from trialogue.learn.held_out import find_marks
-from trialogue.run import find_versions, find_weights
+from trialogue.run import find_versions, find_weights, map_places
 from trialogue.task import Task
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
@@ -35,27 +35,26 @@ NEVER = 1e6
 
 def export_verl(config: TrainConfig, out: Path) -> dict[str, Any]:
     """Write the folder and tell what is in it."""
+    refuse_unknown(config)
     out = out.expanduser().resolve()
     domain = find_domain(config.domain, config.data)
     train, dev, marks = find_tasks(domain, config)
-    out.mkdir(parents=True, exist_ok=True)
     config = to_portable(config)
     overrides = to_overrides(config, out, len(train))
-    workers = int(overrides["actor_rollout_ref.rollout.agent.num_workers"])
+    shared = to_share(config, int(overrides["actor_rollout_ref.rollout.agent.num_workers"]))
+    out.mkdir(parents=True, exist_ok=True)
     about = {"kind": "verl", "domain": config.domain, "seed": config.seed, "versions": find_versions()}
     write_json(out / "run.json", about | ({"marks": marks} if marks else {}))
     write_rows(out / "train.parquet", domain, train)
     write_rows(out / "dev.parquet", domain, dev)
-    share = max(1, config.user.concurrency // workers)  # each worker is a process with a user of its own
-    shared = config.model_copy(update={"user": config.user.model_copy(update={"concurrency": share})})
-    (out / "config.json").write_text(shared.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    (out / "agent-loop.yaml").write_text(
+    write_json(out / "config.json", shared.model_dump(mode="json"))
+    write(
+        out / "agent-loop.yaml",
         f"- name: {LOOP}\n  _target_: trialogue.hosts.verl.ConversationLoop\n"
         f"  settings: {json.dumps(str(out / 'config.json'))}\n",
-        encoding="utf-8",
     )
     script = out / "launch.sh"
-    script.write_text(to_script(overrides), encoding="utf-8")
+    write(script, to_script(overrides))
     script.chmod(0o755)
     told = {"out": str(out), "train": len(train), "dev": len(dev), "steps": config.training.steps}
     return told | ({"marks": marks} if marks else {})
@@ -76,37 +75,81 @@ def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Ta
     marks = find_marks(train, wanted, domain.reference or domain.name, config.learner.model)
     if not config.training.eval_every:
         return train, train[:1], marks  # verl wants a file, and never looks at it
-    dev = domain.tasks("dev", config.training.eval_tasks, config.seed, levels=levels, families=families)
+    split = config.training.eval_split or "dev"
+    dev = domain.tasks(split, config.training.eval_tasks, config.seed, levels=levels, families=families)
     if not dev:
-        raise ConfigError(f"{domain.name} has no dev tasks to watch; set training.eval_every=0")
+        raise ConfigError(f"{domain.name} has no {split} tasks to watch; set training.eval_every=0")
     return train, dev, marks
 
 
 def to_portable(config: TrainConfig) -> TrainConfig:
     """The same settings with paths that hold in any folder, for workers start wherever they like."""
 
-    def absolute(name: str) -> str:
-        kind, sign, rest = name.partition(":")
-        path = Path(rest if sign else name).expanduser()
-        return f"{kind}{sign}{path.resolve()}" if sign and path.is_file() else name
+    def resolve(path: Path) -> Path | None:
+        return path.resolve() if path.exists() else None
 
-    domain = Path(config.domain).expanduser()
-    learner = Path(config.learner.model).expanduser()
     model = config.learner.model
-    if learner.is_dir():
-        model = str(find_weights(learner).resolve())
-    elif model in ("tiny", "smollm2"):
+    if model in ("tiny", "smollm2"):
         from trialogue.engine.models import find_folder
 
         model = find_folder(model)
-    return config.model_copy(
-        update={
-            "domain": str(domain.resolve()) if domain.exists() else config.domain,
-            "data": str(Path(config.data).expanduser().resolve()) if config.data else None,
-            "learner": config.learner.model_copy(update={"model": model}),
-            "user": config.user.model_copy(update={"model": absolute(config.user.model)}),
+    elif Path(model).expanduser().is_dir():
+        model = str(find_weights(Path(model).expanduser()).resolve())
+    settled = TrainConfig.model_validate(map_places(config.model_dump(mode="json"), resolve))
+    return settled.model_copy(update={"learner": config.learner.model_copy(update={"model": model})})
+
+
+UNKNOWN = (
+    "training.curriculum",
+    "training.train_on_everything",
+    "training.score_failures",
+    "checks.",
+    "stragglers.",
+    "engine.tinker",
+    "engine.vllm",
+)
+"""Settings of our own loop that verl has nothing for."""
+
+
+def refuse_unknown(config: TrainConfig) -> None:
+    """What does not carry over is refused, not dropped."""
+    wrong = [key for key in difference_from_defaults(config) if key.startswith(UNKNOWN)]
+    if wrong:
+        raise ConfigError(f"verl knows nothing like {', '.join(wrong)}; leave out what is not the default")
+
+
+def to_share(config: TrainConfig, workers: int) -> TrainConfig:
+    """The settings of one of verl's workers: each is a process with a user and an account of its own, so
+    whatever is limited is divided among them."""
+
+    def divide(speaker: Speaker) -> Speaker:
+        if speaker.concurrency < workers:
+            raise ConfigError(
+                f"{speaker.concurrency} requests at once cannot be shared by verl's {workers} workers: raise "
+                "the concurrency or lower engine.verl.actor_rollout_ref.rollout.agent.num_workers"
+            )
+        requests, tokens = speaker.requests_per_minute, speaker.tokens_per_minute
+        own = {
+            "concurrency": speaker.concurrency // workers,
+            "requests_per_minute": None if requests is None else requests / workers,
+            "tokens_per_minute": None if tokens is None else tokens / workers,
+            "mix": tuple(divide(share) for share in speaker.mix),
         }
-    )
+        return speaker.model_copy(update=own)
+
+    usd, tokens = config.budget.usd, config.budget.tokens
+    budget = {
+        "usd": None if usd is None else usd / workers,
+        "tokens": None if tokens is None else max(1, tokens // workers),
+    }
+    judge = divide(config.audit.judge)
+    own = {
+        "user": divide(config.user),
+        "simulator": divide(config.simulator),
+        "audit": config.audit.model_copy(update={"judge": judge}),
+        "budget": config.budget.model_copy(update=budget),
+    }
+    return config.model_copy(update=own)
 
 
 def write_rows(path: Path, domain: Domain, tasks: list[Task]) -> None:
@@ -182,7 +225,7 @@ def to_overrides(config: TrainConfig, out: Path, tasks: int) -> dict[str, Any]:
         "trainer.project_name": "trialogue",
         "trainer.experiment_name": config.run.name or out.name,
         "trainer.default_local_dir": str(out / "checkpoints"),
-        "trainer.logger": ["console"],
+        "trainer.logger": ["console", *config.run.track],
         "trainer.total_training_steps": training.steps,
         "trainer.total_epochs": math.ceil(training.steps / steps_per_epoch),
         "trainer.val_before_train": bool(training.eval_every),
