@@ -12,6 +12,7 @@ import asyncio
 import importlib.util
 import json
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -40,6 +41,8 @@ from trialogue.world.find import find_domain
 
 SLOWEST = 3.0
 """Seconds of computing for one input of at most 20,000 letters."""
+LARGEST = 2000
+"""Megabytes the process may ever hold, however many inputs it has seen."""
 
 
 def keep(reply: Reply) -> None:
@@ -219,9 +222,11 @@ def main() -> None:
             print(
                 f"{number + 1} inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s", flush=True
             )
-    print(
-        f"seed {given.seed}: {number + 1} inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s"
-    )
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    if memory > LARGEST:
+        findings.append(f"{memory} MB were held at once")
+    told = f"{number + 1} inputs, {len(findings)} findings, {time.monotonic() - began:.0f} s"
+    print(f"seed {given.seed}: {told}, {memory} MB at most")
     sys.exit(1 if findings else 0)
 
 

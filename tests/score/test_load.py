@@ -122,6 +122,7 @@ async def test_many_at_once(tmp_path: Path) -> None:
         endless(),
         agent,
         lambda task, seed: Waiting(agenda(task, seed), seed + 1),
+        limits=Limits(seconds=10 * SECONDS + 600),  # many replies, each waited for
         concurrency=AT_ONCE,
         grade=grade,
         each=keep,
@@ -132,23 +133,26 @@ async def test_many_at_once(tmp_path: Path) -> None:
         ends.append(time.monotonic() - began)
         if len(ends) % 500 == 0:
             memory.append(read_memory())
+    memory.append(read_memory())
     if looking is not None and page is not None:
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
         page[0].terminate()
-        page[0].wait(30)
+        page[0].communicate(timeout=30)
         assert len(seen) > SECONDS / 20
         files -= 1  # the pipe to the page
     await asyncio.sleep(0.05)
-    assert len(asyncio.all_tasks()) <= tasks
-    assert abs(count_files() - files) <= 2
+    left, still_open = len(asyncio.all_tasks()), count_files()
+    assert left <= tasks
+    assert abs(still_open - files) <= 2
     assert most == AT_ONCE
     run.close("finished")
     assert is_listed(run.path)
     settled = memory[len(memory) // 3 :]
     print(
-        f"{len(ends)} conversations, {most} at once, "
-        f"{len(ends) / (time.monotonic() - began):.0f} a second, memory {memory[:1]} … {memory[-1:]} MB"
+        f"{len(ends)} conversations, {most} at once, {len(ends) / (time.monotonic() - began):.0f} a second; "
+        f"memory {min(settled):.0f} to {max(settled):.0f} MB after warm-up; tasks {tasks} before, {left} "
+        f"after; files {files} before, {still_open} after; {len(seen)} answers of the page"
     )
     if len(settled) > 3:
         assert max(settled) <= 1.05 * min(settled), settled
