@@ -140,6 +140,21 @@ async def test_a_server_that_dies_is_an_error_for_the_agent_and_a_clean_end(note
     assert time.monotonic() - began < 55
 
 
+async def test_a_shared_server_that_dies_is_replaced(notes: McpDomain) -> None:
+    """Whoever talks with it then has failed, unscored, and not by the agent's fault; the next are well."""
+    shared = replace(notes, server=notes.server.model_copy(update={"isolation": "shared"}))
+    [first] = await hold(shared, call("look_around"), call("die"), "Done.", number=1)
+    assert (first.end, first.blame, first.reward) == ("error", "tool", None)
+    assert "the server all conversations share is gone" in (first.error or "")
+    again = await hold(shared, call("remember", name="code", text="4711"), "Done.", trials=2)
+    assert [(item.end, item.value) for item in again] == [("user_stop", 1.0)] * 2
+    [(_, session)] = shared._shared.values()
+    await session.close()
+    [last] = await hold(shared, call("look_around"), "Done.", number=1)
+    assert [failed for _, failed in results(last)] == [False]
+    await next(iter(shared._shared.values()))[1].close()
+
+
 async def test_a_hanging_tool_times_out(notes: McpDomain) -> None:
     hasty = replace(notes, server=notes.server.model_copy(update={"call_seconds": 2.0}))
     began = time.monotonic()

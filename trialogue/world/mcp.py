@@ -86,6 +86,7 @@ class Session:
         self._beside = beside
         self._setup = setup
         self._closing = asyncio.Event()
+        self._lost = False
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._keeper = asyncio.create_task(self._live())
 
@@ -100,7 +101,8 @@ class Session:
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - told to whoever calls a tool; it must not end the loop
             if not self._client.done():
-                self._client.set_exception(error)
+                told = isinstance(error, DomainError | ImportError)
+                self._client.set_exception(error if told else DomainError(f"no server: {_tell(error)}"))
                 self._client.exception()  # it has been seen, even if nobody calls a tool any more
         finally:
             if not self._client.done():
@@ -169,14 +171,40 @@ class Session:
                 result = await client.call_tool(name, arguments, read_timeout_seconds=seconds)
         except TimeoutError:
             return ToolResult(f"Error: {name} did not answer within {seconds:g} s", True)
-        except Exception as error:  # noqa: BLE001 - a server may break in any way; the agent is told
+        except Exception as error:  # a server may break in any way; the agent is told
+            self._lost = self._lost or _is_lost(error)
+            if self._lost and self.server.isolation == "shared":  # perhaps another conversation's doing
+                raise DomainError(f"the server all conversations share is gone: {_tell(error)}") from error
             return ToolResult(clean_text(f"Error: {name}: {_tell(error)}"), True)
         return to_result(result, self.server.result_characters)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can come of it any more: the server has died, or never started."""
+        return self._lost or self._keeper.done()
+
+    def leave(self) -> None:
+        """Have the server stopped, without waiting for it."""
+        self._closing.set()
+        _leaving.add(self._keeper)
+        self._keeper.add_done_callback(_leaving.discard)
 
     async def close(self) -> None:
         """Stop the server. Waits for it, so that no process is left behind."""
         self._closing.set()
         await asyncio.gather(self._keeper, return_exceptions=True)
+
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Connections being closed, which nobody else may remember."""
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether an error says that the connection is gone, or that the server no longer knows of it."""
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
+
+    return not isinstance(error, MCPError) or error.code in (CONNECTION_CLOSED, INVALID_REQUEST)
 
 
 def _tell(error: BaseException) -> str:
@@ -225,13 +253,17 @@ class McpDomain(Domain):
         return McpEnvironment(self, Prepared(task, self.database, None))
 
     def connect(self, task: Task) -> Session:
-        """A session for a conversation: of its own, or the one all of this event loop share."""
+        """A session for a conversation: of its own, or the one all of this event loop share, which is made
+        anew where it was lost."""
         if self.server.isolation == "conversation":
             return Session(
                 self.server, self.beside, [(call.name, call.arguments) for call in task.setup.calls]
             )
         loop = asyncio.get_running_loop()
         known = self._shared.get(id(loop))
+        if known is not None and known[0] is loop and known[1].is_lost:
+            known[1].leave()
+            known = None
         if known is None or known[0] is not loop:
             known = self._shared[id(loop)] = loop, Session(self.server, self.beside)
         return known[1]
@@ -255,9 +287,10 @@ class McpEnvironment(Environment):
         return self._ask(tools[name], arguments)
 
     async def _ask(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
-        if self._session is None:
-            self._session = cast("McpDomain", self.domain).connect(self.task)
-        result = await self._session.call(tool.name, arguments)
+        session = self._session
+        if session is None or (session.is_lost and session.server.isolation == "shared"):
+            self._session = session = cast("McpDomain", self.domain).connect(self.task)
+        result = await session.call(tool.name, arguments)
         return result._replace(ends=tool.ends and not result.failed)
 
     def reopen(self) -> McpEnvironment:
