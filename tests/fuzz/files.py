@@ -281,7 +281,14 @@ def read_corpus(text: str, draw: random.Random) -> None:
             raise AssertionError(error) from error
 
 
-SHOWN = ("run.json", "metrics.jsonl", "index.jsonl", "decisions.jsonl", "trajectories/eval.jsonl")
+SHOWN = (
+    "run.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "index.jsonl",
+    "decisions.jsonl",
+    "trajectories/eval.jsonl",
+)
 
 
 def read_records(folder: Path, place: str) -> None:

@@ -114,7 +114,7 @@ class RunRecords:
         """A small file of the run; empty where it is missing or half written."""
         try:
             value: Any = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
@@ -176,11 +176,12 @@ class RunRecords:
                 head = identity.partition("/")[0].partition(".")[0]
                 if head.isdigit():
                     spent = self.seconds[int(head)]
-                    for name, seconds in value.get("seconds", {}).items():
+                    for name, seconds in _to_seconds(value.get("seconds")).items():
                         spent[name] += seconds
             elif isinstance(step, int):
-                for name in value.keys() - {"step"}:
-                    self.seconds[step][name] += value[name]
+                del value["step"]
+                for name, seconds in _to_seconds(value).items():
+                    self.seconds[step][name] += seconds
 
     def _refresh_decisions(self) -> None:
         anew, lines = self._tails["decisions"].read()
@@ -313,7 +314,14 @@ class RunRecords:
             return []
         with (self.path / "timings.jsonl").open("rb") as source:
             source.seek(at)
-            return list(_to_object(source.readline()).get("turns", ()))
+            turns: Any = _to_object(source.readline()).get("turns")
+            return list(_to_seconds(dict(enumerate(turns))).values()) if isinstance(turns, list) else []
+
+
+def _to_seconds(value: Any) -> dict[Any, float]:
+    """What is a number of seconds; other things are passed over."""
+    known = cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+    return {name: seconds for name, seconds in known.items() if isinstance(seconds, int | float)}
 
 
 def _to_object(line: bytes) -> dict[str, Any]:
