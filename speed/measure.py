@@ -26,7 +26,7 @@ QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "4",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -130,17 +130,15 @@ def alone(
     )
 
 
-PACKAGES = ("trialogue", "torch", "transformers", "trl", "vllm", "tau2")
+PACKAGES = ("torch", "transformers", "trl", "vllm")
 
 
 def find_versions() -> dict[str, str]:
-    """Of this process: Python, and those of the packages that it has loaded."""
+    """Of this process: Python, trialogue, and those of the packages that it has loaded."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        if package in sys.modules or package == "trialogue":
-            with suppress(metadata.PackageNotFoundError):
-                found[package] = metadata.version(package)
-    return found
+    with suppress(metadata.PackageNotFoundError):
+        found["trialogue"] = metadata.version("trialogue")
+    return found | {name: str(sys.modules[name].__version__) for name in PACKAGES if name in sys.modules}
 
 
 def join_versions(ours: dict[str, Any], theirs: dict[str, Any], peer: str) -> dict[str, str]:

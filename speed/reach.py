@@ -1,8 +1,9 @@
 """How long the demonstration takes to reach 85 % on held-out tasks, out of its finished runs (`--demo DIR`).
 
 Counted are the seconds of the cold start and of every phase of reinforcement up to the first check that
-shows 85 % or more. These checks are on 100 dev tasks, every 12 steps; the test tasks are asked only before
-and after. The first version of the demonstration never came there: after 765.9 s it solved 45.7 % of the test
+shows 85 % or more; a seed of which no check does counts with all its seconds of learning, which is less than
+it would need. These checks are on 100 dev tasks, every 12 steps; the test tasks are asked only before and
+after. The first version of the demonstration never came there: after 765.9 s it solved 45.7 % of the test
 tasks and 64 % of the dev tasks, so that the ratio is a bound from below.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from speed.measure import Figure, Options, compare, find_rates
@@ -25,41 +27,36 @@ def measure(options: Options) -> list[Figure]:
         print("reach: left out, name a folder of finished demonstrations by --demo")
         return []
     flops = find_rates()["flops"]
-    reached: list[tuple[float, float]] = []
+    spent: list[tuple[float, float]] = []
     least: list[float] = []
+    missed = 0
     for demo in demos:
         summary: dict[str, Any] = json.loads((demo / "summary.json").read_text(encoding="utf-8"))
-        seconds, step, solved = find_goal(demo, summary)
+        step, solved, seconds = find_goal(demo, summary)
+        missed += solved < GOAL
         final = summary["after_rl"]["pass^1"]
-        if seconds is None:
-            print(f"reach: seed {summary['seed']} never showed {GOAL:.0%}; {final:.1%} of test in the end")
-            continue
         print(
             f"reach: seed {summary['seed']}: {solved:.0%} of dev at step {step} after {seconds:.0f} s; "
             f"{final:.1%} of test in the end, after {summary['seconds']['total']:.0f} s"
         )
-        reached.append((seconds, FIRST_VERSION))
+        spent.append((seconds, FIRST_VERSION))
         least.append(count_flops(demo / "rl", step) / flops)
-    if not reached:
-        return []
     return [
         compare(
-            f"time to {GOAL:.0%} of the demonstration's dev tasks ({len(reached)} of {len(demos)} seeds)",
+            f"time to {GOAL:.0%} of the demonstration's dev tasks ({missed} of {len(demos)} seeds missed it)",
             "s",
-            reached,
+            spent,
             "its first version, which ended at 45.7 % without reaching it",
-            bound=max(least),
+            bound=median(least),
             bounded_by="what reinforcement sampled and learned from, at GEMM speed",
         )
     ]
 
 
-def find_goal(demo: Path, summary: dict[str, Any]) -> tuple[float | None, int, float]:
-    """Seconds until the first check that shows the goal, its step and what it showed."""
+def find_goal(demo: Path, summary: dict[str, Any]) -> tuple[int, float, float]:
+    """The first check that shows the goal, or the last one: its step, what it showed, seconds until then."""
     checks = [line for _, line in read_lines(demo / "rl" / "metrics.jsonl") if line.get("kind") == "eval"]
-    shown = next((check for check in checks if check["pass^1"] >= GOAL), None)
-    if shown is None:
-        return None, 0, 0.0
+    shown = next((check for check in checks if check["pass^1"] >= GOAL), checks[-1])
     phases = [line for _, line in read_lines(demo / "rl" / "timings.jsonl") if "step" in line]
     spent = sum(
         seconds
@@ -68,7 +65,7 @@ def find_goal(demo: Path, summary: dict[str, Any]) -> tuple[float | None, int, f
         for name, seconds in line.items()
         if name != "step"
     )
-    return summary["seconds"]["sft"] + spent, shown["step"], shown["pass^1"]
+    return shown["step"], shown["pass^1"], summary["seconds"]["sft"] + spent
 
 
 def count_flops(run: Path, last: int) -> float:

@@ -124,13 +124,16 @@ def number_of(item: tuple[str, Any]) -> int:
     return int(item[0].rsplit("_", 1)[1])
 
 
-def sample_vllm(folder: str, prompt: int, talks: int, turns: int, new: int) -> Callable[[], dict[str, Any]]:
+def sample_vllm(
+    folder: str, prompt: int, talks: int, turns: int, new: int, eager: bool
+) -> Callable[[], dict[str, Any]]:
+    """Compiled unless it is eager, which takes minutes the first time."""
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    longest = prompt + OWN + turns * (new + OBSERVED)
-    model = LLM(folder, dtype="float32", max_model_len=longest + 16, enable_prefix_caching=True)
+    sizes = {"max_model_len": 4096, "max_num_seqs": 32}  # of all cases, so that it is compiled once
+    model = LLM(folder, dtype="float32", enable_prefix_caching=True, enforce_eager=eager, **sizes)
     params = SamplingParams(max_tokens=new, ignore_eos=True, temperature=1.0)
 
     def reply(rows: list[list[int]]) -> list[list[int]]:
@@ -220,7 +223,7 @@ def measure(options: Options) -> list[Figure]:
     slow: list[Peer] = [generate, ("transformers continuous batching", None, {})]
     quick: list[Peer] = []
     if options.vllm is not None:
-        quick.append(("vLLM", options.vllm, {}))
+        quick.append(("vLLM", options.vllm, {"eager": options.quick}))
     else:
         print("sample: vLLM left out, name the Python of an environment with it by --vllm-python")
     if options.llama is not None and options.gguf is not None:

@@ -50,7 +50,7 @@ def measure(options: Options) -> list[Figure]:
                 bounded_by=by,
             ),
         ]
-    conversations = 200 if options.quick else 10_000
+    conversations = 2_000 if options.quick else 10_000
     with tempfile.TemporaryDirectory() as place:
         index = view.make_run(Path(place), conversations) / "index.jsonl"
         opened = [view.measure(Path(place))["open"] for _ in repeated]

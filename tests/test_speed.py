@@ -94,6 +94,6 @@ def test_seconds_to_the_goal_are_read_from_a_demonstration(tmp_path: Path) -> No
     write_demo(tmp_path / "one", [0.5, 0.86, 0.9])
     write_demo(tmp_path / "two", [0.5, 0.6, 0.7])
     (figure,) = reach.measure(Options(demo=str(tmp_path)))
-    assert figure.ours == 100 + 1 + 2 * 7
-    assert "1 of 2 seeds" in figure.name
+    assert figure.ours == 100 + 1 + (2 + 4) / 2 * 7  # the second one counts with all four steps
+    assert "1 of 2 seeds missed it" in figure.name
     assert reach.count_flops(tmp_path / "one" / "rl", 2) == 8 * 100 * 2 * 3
