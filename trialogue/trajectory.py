@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -170,3 +171,17 @@ class Group(Frozen):
     failed: tuple[Trajectory, ...] = ()
     excluded: tuple[Trajectory, ...] = ()
     """Those spoilt by the user, where the run leaves them out: graded, but in no baseline."""
+
+
+H = TypeVar("H", Group, Trajectory)
+
+
+def in_order(items: Iterable[H], tasks: Sequence[Task]) -> list[H]:
+    """By task and trial, so that nothing depends on which conversation was over first."""
+    place = {task.id: number for number, task in enumerate(tasks)}
+
+    def find_place(item: Group | Trajectory) -> tuple[int, int, str]:
+        first = place.get(item.task.id, len(place))
+        return (first, item.trial, item.id) if isinstance(item, Trajectory) else (first, 0, "")
+
+    return sorted(items, key=find_place)

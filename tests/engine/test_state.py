@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from trialogue.durable import put_back
 from trialogue.engine import LoraSettings, OptimParams, SamplingParams
 from trialogue.errors import EngineError
 
@@ -49,6 +50,29 @@ async def test_resuming_continues_bit_for_bit(
         assert torch.equal(value, weights(resumed)[name]), name
     # Unseeded requests are numbered, and the numbering resumes too.
     assert await resumed.sample([[1, 2, 3]], params) == sampled
+
+
+async def test_a_state_that_is_being_replaced_is_never_lost(
+    make_model, open_engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = open_engine(make_model("llama"))
+    await engine.save_state(tmp_path / "state")
+    rename, left = Path.rename, [1]
+
+    def counted(self: Path, to: Path) -> Path:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", counted)
+    with pytest.raises(KeyboardInterrupt):
+        await engine.save_state(tmp_path / "state")
+    monkeypatch.setattr(Path, "rename", rename)
+    put_back(tmp_path)
+    await open_engine(make_model("llama")).load_state(tmp_path / "state")
+    await engine.save_state(tmp_path / "state")
+    assert os.listdir(tmp_path) == ["state"]
 
 
 async def test_the_folder_is_a_transformers_model(

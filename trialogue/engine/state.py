@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trialogue.durable import put_in_place
 from trialogue.engine.shards import to_shard
 from trialogue.engine.update import Update
 from trialogue.errors import EngineError
@@ -54,18 +55,9 @@ def save_engine(
         record = {"format": FORMAT, "adapter": adapter is not None, **counters}
         (folder / "engine.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         folder.chmod(0o755)
-        _replace(folder, path)
+        put_in_place(folder, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _replace(new: Path, path: Path) -> None:
-    """A folder cannot be renamed over a full one: the old one steps aside first."""
-    aside = new.with_name(new.name + ".old")
-    if path.exists():
-        path.rename(aside)
-    new.rename(path)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_engine(path: Path, model: PreTrainedModel, adapter: Any, update: Update) -> dict[str, int]:

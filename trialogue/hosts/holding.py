@@ -87,11 +87,3 @@ def to_figures(trajectory: Trajectory) -> dict[str, float]:
         "cut_off": float(trajectory.end == "too_long"),
         "out_of_turns": float(trajectory.end == "max_turns"),
     }
-
-
-def to_seconds(trajectory: Trajectory) -> dict[str, float]:
-    """Where the time went."""
-    spent = {"agent": 0.0, "user": 0.0, "tools": 0.0}
-    for turn in trajectory.turns:
-        spent["tools" if turn.message.role == "tool" else turn.side] += turn.seconds
-    return spent

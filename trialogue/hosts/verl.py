@@ -22,8 +22,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, Row, SamplingParams
 from trialogue.errors import ConfigError, EngineError
-from trialogue.hosts.holding import Holding, is_left_out, to_figures, to_seconds
+from trialogue.hosts.holding import Holding, is_left_out, to_figures
 from trialogue.learn.samples import to_rows
+from trialogue.run import to_timings
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.model import ModelSource
 from trialogue.talk.render import Renderer
@@ -171,7 +172,7 @@ def to_outputs(trajectory: Trajectory, sizes: Sizes, filler: int) -> list[AgentL
             ],
         },
     }
-    seconds = to_seconds(trajectory)
+    seconds = to_timings(trajectory)["seconds"]
     metrics = AgentLoopMetrics(generate_sequences=seconds["agent"], tool_calls=seconds["tools"])
     outputs: list[AgentLoopOutput] = []
     for row in rows:

@@ -21,7 +21,7 @@ from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
-from trialogue.learn.train import evaluate_learner, in_order, to_optim
+from trialogue.learn.train import evaluate_learner, to_optim
 from trialogue.run import Run, find_files, read_about, read_trajectories, settle
 from trialogue.score.cast import set_up
 from trialogue.score.reward import grade
@@ -33,7 +33,7 @@ from trialogue.talk.render import Renderer, with_tokens
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.talk.users import user_prompt
 from trialogue.task import Side, Task
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Trajectory, in_order
 from trialogue.world.domain import Domain
 
 Watch = Callable[[int, dict[str, Any]], None]

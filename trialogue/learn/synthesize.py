@@ -36,7 +36,7 @@ from trialogue.run import (
     settle,
 )
 from trialogue.score.cast import set_up
-from trialogue.score.evaluate import LEDGER_SECONDS, in_order
+from trialogue.score.evaluate import LEDGER_SECONDS
 from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
@@ -48,7 +48,7 @@ from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
 from trialogue.talk.users import dress, user_prompt
 from trialogue.task import Expected, Side, Task
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Trajectory, in_order
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.find import find_domain
 

@@ -35,7 +35,7 @@ from trialogue.talk.pace import LOG
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
-from trialogue.trajectory import Group, Reward, Trajectory
+from trialogue.trajectory import Group, Reward, Trajectory, in_order
 from trialogue.world.domain import Domain
 
 Watch = Callable[[int, dict[str, Any]], None]
@@ -302,12 +302,6 @@ async def hold(
         if len(kept) >= config.training.tasks_per_step:
             break
     return kept, replaced
-
-
-def in_order(groups: Iterable[Group], tasks: Sequence[Task]) -> list[Group]:
-    """By task, so that nothing depends on which conversation was over first."""
-    place = {task.id: number for number, task in enumerate(tasks)}
-    return sorted(groups, key=lambda group: place[group.task.id])
 
 
 def everything(group: Group) -> list[Trajectory]:

@@ -36,7 +36,7 @@ from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.replay import Recorder
 from trialogue.talk.rollout import rollout
 from trialogue.task import Task
-from trialogue.trajectory import Group, Trajectory
+from trialogue.trajectory import Group, Trajectory, in_order
 from trialogue.world.domain import Domain
 
 LEDGER_SECONDS = 5.0
@@ -174,12 +174,6 @@ async def evaluate(
             run.add_ledger(cast.account.take())
         await cast.close()
         run.close(state)
-
-
-def in_order(trajectories: list[Trajectory], tasks: list[Task]) -> list[Trajectory]:
-    """By task and trial, so that no figure depends on which conversation was over first."""
-    place = {task.id: number for number, task in enumerate(tasks)}
-    return sorted(trajectories, key=lambda item: (place.get(item.task.id, len(place)), item.trial, item.id))
 
 
 def to_result(

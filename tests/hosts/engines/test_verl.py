@@ -43,14 +43,14 @@ from trialogue.hosts.verl import ConversationLoop, open_holding
 from trialogue.learn.grpo import PolicyLoss
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
-from trialogue.learn.train import has_signal, in_order, to_step
+from trialogue.learn.train import has_signal, to_step
 from trialogue.run import read_trajectories
 from trialogue.score.reward import grade
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.rollout import rollout
 from trialogue.talk.speech import load_renderer
 from trialogue.task import Task
-from trialogue.trajectory import Group, Trajectory
+from trialogue.trajectory import Group, Trajectory, in_order
 
 pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[3]
