@@ -527,7 +527,7 @@ def report_verb(run: str, other: str | None, as_json: bool) -> None:
 @click.option("--export", "target", metavar="FILE.html", help="Instead, write one self-contained file.")
 @click.option("--id", "identity", help="With --export: only this conversation and its siblings.")
 @click.option(
-    "--most", type=click.IntRange(1), default=500, show_default=True, help="With --export: conversations."
+    "--most", type=click.IntRange(1), default=300, show_default=True, help="With --export: conversations."
 )
 @JSON
 def view_verb(
@@ -542,7 +542,7 @@ def view_verb(
     if target is not None:
         from trialogue.view.export import write_export
 
-        written = write_export(Path(folder), Path(target), identity, most)
+        written = write_export(Path(folder), Path(target), identity, most=most)
         if as_json:
             print_json(written)
         else:

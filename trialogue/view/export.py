@@ -17,7 +17,7 @@ from trialogue.view.records import RunRecords
 from trialogue.view.server import read_page
 
 
-def write_export(run: Path, target: Path, identity: str | None = None, most: int = 300) -> dict[str, Any]:
+def write_export(run: Path, target: Path, identity: str | None = None, *, most: int) -> dict[str, Any]:
     """Write the file and say what is in it. A run of more conversations than `most` is thinned out, group by
     group."""
     answers = Answers(run)

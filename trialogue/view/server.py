@@ -1,4 +1,4 @@
-"""The local page of a folder of runs: a few fixed files and a few questions, over HTTP, on this machine only.
+"""The local page of a folder of runs: a few fixed files and a few questions, over HTTP.
 
 Nothing is ever changed: GET and HEAD are all there is. A request under a foreign host name is refused (a
 website could point its name at this machine), and so is one that another site's page makes.
