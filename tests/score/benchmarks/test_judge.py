@@ -15,7 +15,8 @@ import pytest
 from trialogue.config import EvalConfig, load_config
 from trialogue.run import judge_file, read_lines
 from trialogue.score.benchmarks import tau2
-from trialogue.score.evaluate import evaluate, read_recorded
+from trialogue.run import read_trajectories
+from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
 from trialogue.task import Task
 from trialogue.view.report import write_report
@@ -114,8 +115,8 @@ def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judg
     judge.answers = [to_answer(task, True), "Fine, I guess.", to_answer(task, False)]
     result = asyncio.run(evaluate(load_config(EvalConfig, None, settings)))
     run = tmp_path / "judged"
-    assert sorted(item.value for item in read_recorded(run) if item.end != "error") == [0.0, 1.0]
-    [failed] = [item for item in read_recorded(run) if item.end == "error"]
+    assert sorted(item.value for item in read_trajectories(run) if item.end != "error") == [0.0, 1.0]
+    [failed] = [item for item in read_trajectories(run) if item.end == "error"]
     assert (failed.blame, failed.reward, failed.error) == ("judge", None, failed.error)
     assert "cannot be read" in str(failed.error)
     assert (result["pass^1"], result["blame"], result["judge"]) == (0.5, {"judge": 1}, "openai:reader")
