@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from trialogue.config import EvalConfig, load_config
-from trialogue.run import judge_file, read_lines
+from trialogue.run import judge_file, read_lines, read_trajectories
 from trialogue.score.benchmarks import tau2
-from trialogue.run import read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
 from trialogue.task import Task
