@@ -315,7 +315,8 @@ class RunRecords:
         with (self.path / "timings.jsonl").open("rb") as source:
             source.seek(at)
             turns: Any = _to_object(source.readline()).get("turns")
-            return list(_to_seconds(dict(enumerate(turns))).values()) if isinstance(turns, list) else []
+        listed = cast("list[Any]", turns) if isinstance(turns, list) else []
+        return [seconds for seconds in listed if isinstance(seconds, int | float)]
 
 
 def _to_seconds(value: Any) -> dict[Any, float]:
