@@ -92,7 +92,7 @@ def test_the_report_of_learning(folder: Path, tmp_path: Path) -> None:
     run.close("finished")
     text = write_report(run.path).read_text()
     assert (
-        "After step 4 the agent solves **100.0% (100.0%–100.0%)** of 9 dev tasks; at step 0 it was 0.0%"
+        "After step 4 the agent solves **100.0% (66.4%–100.0%)** of 9 dev tasks; at step 0 it was 0.0%"
         in text
     )
     assert "Mean reward of the last 1 steps: 0.625." in text

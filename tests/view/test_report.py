@@ -26,7 +26,7 @@ async def test_a_good_run(tmp_path: Path) -> None:
     text = write_report(path).read_text(encoding="utf-8")
     assert result["pass^2"] == 1
     assert "**oracle** with user **agenda** solves **100.0%** of 9 tasks of split `all`" in text
-    assert "| all | 9 | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 1.00 |" in text
+    assert "| all | 9 | 1.000 (0.664–1.000) | 1.000 (0.664–1.000) | 1.00 |" in text
     assert "| two wishes | 1 |" in text
     assert "| level 3 | 1 |" in text
     assert "- user_stop: 16" in text
