@@ -192,6 +192,7 @@ def _figures(
     figures["tools"] = dict(Counter(name for item in trajectories for name in called(item)).most_common())
     figures["ends"] = dict(sorted(Counter(item.end for item in everything).items()))
     figures["blame"] = dict(sorted(Counter(item.blame for item in failed if item.blame).items()))
+    figures["errors"] = dict(Counter(item.error for item in failed if item.error).most_common(3))
     sides = [spend(side, everything, books) for side in SIDES]
     figures["tokens"] = {
         kind: sum(side[kind] for side in sides) for kind in ("prompt", "completion", "cached")

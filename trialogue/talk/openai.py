@@ -87,7 +87,13 @@ class OpenAIModel:
         self.role = self.role or self.side
         self._price = find_price(self.name, settings.price, self.account.budget.prices)
         self.ledger = self.account.open(self.role, self.name, self._price)
-        self.breaker = Breaker(f"openai:{self.name}", 2 * (settings.retries + 1), settings.outage, self.pause)
+        self.breaker = Breaker(
+            f"openai:{self.name}",
+            2 * (settings.retries + 1),
+            settings.outage,
+            self.pause,
+            setting=f"{self.side}.outage",
+        )
         self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute, pause=self.pause)
         self._jitter = random.Random(self.seed)
         self._client = self._connect()  # a missing key is told before anything starts
@@ -289,6 +295,12 @@ class OpenAIModel:
             raise ConfigError(
                 f"openai:{self.name} needs a key: set {self.settings.api_key_env}, or name an endpoint with "
                 f"{self.side}.base_url=URL or OPENAI_BASE_URL"
+            )
+        if not key and self.settings.api_key_env != Speaker().api_key_env:
+            raise ConfigError(f"openai:{self.name}: the variable {self.settings.api_key_env} holds no key")
+        if address and urlsplit(address).scheme not in ("http", "https"):
+            raise ConfigError(
+                f"{self.side}.base_url is {address}, which begins with neither http:// nor https://"
             )
         if address and "@" in urlsplit(address).netloc:
             raise ConfigError(

@@ -39,6 +39,8 @@ def off_the_clock() -> Generator[None]:
 
 LONGEST_PAUSE = 30.0
 """Seconds between two tries of an endpoint that is down, at most."""
+FIRST_PATIENCE = 60.0
+"""Seconds an endpoint that has never answered is waited for: more likely its address is wrong."""
 BURST = 1.0
 """How many seconds' worth of requests or tokens may come at once."""
 
@@ -95,6 +97,9 @@ class Breaker:
     pause: Callable[[float], Awaitable[Any]] = asyncio.sleep
     clock: Callable[[], float] = monotonic
     outages: int = 0
+    setting: str = ""
+    """What to change for more patience."""
+    _answered: bool = False
     _faults: int = 0
     _since: float | None = None
     _probe: asyncio.Lock | None = None
@@ -128,9 +133,14 @@ class Breaker:
         return await self._try(send)
 
     def _is_late(self) -> bool:
-        return self._since is not None and self.clock() - self._since > self.patience
+        return self._since is not None and self.clock() - self._since > self._patience()
+
+    def _patience(self) -> float:
+        return self.patience if self._answered else min(self.patience, FIRST_PATIENCE)
 
     def _give_up(self) -> Down:
+        if not self._answered:
+            return Down(f"{self.who} has never answered; is its address right?")
         return Down(f"{self.who} has been down for more than {self.patience:g} s")
 
     async def _try(self, send: Callable[[], Awaitable[T]]) -> T:
@@ -141,7 +151,13 @@ class Breaker:
             if self._faults >= self.after and self._since is None:
                 self._since = self.clock()
                 self.outages += 1
-                LOG.warning("%s is down (%s); conversations with it pause until it is back", self.who, fault)
+                LOG.warning(
+                    "%s is down (%s); conversations with it pause until it is back, for %g s at most%s",
+                    self.who,
+                    fault,
+                    self._patience(),
+                    f" ({self.setting})" if self.setting and self._answered else "",
+                )
             raise
         except Exception:  # whatever it was, somebody answered
             self._answer()
@@ -151,6 +167,7 @@ class Breaker:
 
     def _answer(self) -> None:
         self._faults = 0
+        self._answered = True
         if self._since is not None:
             LOG.warning("%s is back after %.0f s", self.who, self.clock() - self._since)
             self._since = None

@@ -136,7 +136,8 @@ def _figures_table(result: dict[str, Any]) -> str:
     mean = result["family_mean"]
     extra = "" if mean is None else f"The unweighted mean of the families' pass^1 is {mean:.3f}. "
     note = (
-        extra + "Intervals are 95 % percentile bootstraps over tasks. Seconds are summed over conversations."
+        extra + "Intervals are 95 % percentile bootstraps over tasks, exact binomial ones at 0 and 100 %. "
+        "Seconds are summed over conversations."
     )
     return "## Result\n\n" + "\n".join(lines) + f"\n\n{note}"
 
@@ -159,6 +160,7 @@ def _ends(result: dict[str, Any]) -> str:
     if result["failed"]:
         blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
         lines.append(f"- failed conversations, never scored: {result['failed']} (blame: {blame})")
+        lines += [f"  - {count} × {_cell(error)}" for error, count in result.get("errors", {}).items()]
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 

@@ -83,6 +83,8 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
     if result["failed"]:
         blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
         console.print(f"failed and never scored: {result['failed']} (blame: {blame})", highlight=False)
+        for error, count in result.get("errors", {}).items():
+            console.print(f"  {count} × {error}", highlight=False, markup=False)
     for line in spending(result):
         console.print(line, highlight=False)
     for name, note in result.get("notes", {}).items():
