@@ -294,6 +294,7 @@ def test_failed_conversations_are_counted_and_never_averaged() -> None:
     bad = held(task, end="max_turns").model_copy(update={"reward": Reward(value=0.0), "trial": 1})
     failed = held(task, end="error").model_copy(update={"error": "x", "blame": "user"})
     summary = summarize([good, bad], [failed])
+    assert summary["errors"] == {"x": 1}
     assert by_task([good, bad, failed]) == {"t": [1.0, 0.0]}
     assert (summary["reward"], summary["pass^1"], summary["pass^2"]) == (0.5, 0.5, 0.0)
     assert (summary["tasks"], summary["conversations"], summary["failed"]) == (1, 2, 1)

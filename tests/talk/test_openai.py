@@ -420,6 +420,10 @@ def test_a_missing_key_and_a_password_in_the_address_are_told_at_once(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(ConfigError, match="begins with neither http:// nor https://"):
+        OpenAIModel("gpt", "agent", Speaker(base_url="127.0.0.1:8123/v1"), 64)
+    with pytest.raises(ConfigError, match="openai:gpt: the variable MY_KEY holds no key"):
+        OpenAIModel("gpt", "agent", Speaker(base_url="http://127.0.0.1:9/v1", api_key_env="MY_KEY"), 64)
     with pytest.raises(ConfigError, match="openai:gpt needs a key: set OPENAI_API_KEY, or name an endpoint"):
         OpenAIModel("gpt", "agent", Speaker(), 16)
     with pytest.raises(ConfigError, match=r"agent.base_url holds a password") as caught:
