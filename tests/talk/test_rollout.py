@@ -276,10 +276,13 @@ async def test_the_collector_leaves_alone_what_was_there_only_while_conversation
     model = Loaded()
     model.itself = model  # only the collector can take it away
     gone = weakref.ref(model)
+    usual = gc.get_threshold()
     frozen: list[int] = []
+    rare: list[int] = []
 
     def look(task: Task, seed: int) -> Model:
         frozen.append(gc.get_freeze_count())
+        rare.append(gc.get_threshold()[2])
         return seeded_text(task, seed)
 
     first = rollout(DOMAIN, TASKS, look, stopping, grade=one)
@@ -288,6 +291,8 @@ async def test_the_collector_leaves_alone_what_was_there_only_while_conversation
         await collect(look)  # another one begins and ends meanwhile
         assert gc.get_freeze_count() > 0
     assert min(frozen) > 1000
+    assert min(rare) > usual[2]
+    assert gc.get_threshold() == usual
     del model
     gc.collect()
     assert gone() is None
