@@ -10,7 +10,7 @@ result.json         the figures of a finished evaluation
 recordings/*.jsonl  every reply of a model that has to be asked, to play back
 ledger.jsonl        what endpoints used: tokens, money and seconds by role, model and step
 trajectories/*.jsonl
-report.md
+report.md, report.html
 
 Every file is appended to by whole lines or replaced as a whole, and one process at a time may write: see
 `durable` for how, and `mark` and `rewind` for how a run goes on from a checkpoint.
