@@ -163,6 +163,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
         (["play", "bakery", "--as", "tool"], "'tool' is not one of 'agent', 'user'"),
         (["score", "nowhere"], "does not exist"),
         (["report", "nowhere"], "does not exist"),
+        (["view", "bakery", "--id", "cancel-3/0"], "--id goes with --export FILE.html"),
     ],
 )
 def test_wrong_usage_ends_with_2(folder: Path, words: list[str], expected: str) -> None:

@@ -548,6 +548,8 @@ def view_verb(
         else:
             click.echo(f"wrote {target}: {written['conversations']} of {written['of']} conversations")
         return
+    if identity is not None:
+        raise click.UsageError("--id goes with --export FILE.html; the page shows every conversation")
     from contextlib import suppress
 
     from trialogue.view.server import open_server

@@ -12,7 +12,9 @@ import pexpect
 import pytest
 from rich.console import Console
 
+from trialogue.config import EvalConfig
 from trialogue.messages import Message
+from trialogue.score.play import play
 from trialogue.talk.human import HumanModel, NotUnderstood, describe_type, read_call, read_value
 from trialogue.talk.party import Party
 from trialogue.task import Task
@@ -130,6 +132,16 @@ def test_a_person_is_the_user(start) -> None:
     terminal.type("user", "Thank you. ###STOP###")
     child.expect_exact("reward 1.00")
     assert terminal.end() == 0
+
+
+@pytest.mark.parametrize(("agent", "told"), [("oracle", True), ("naive", False)])
+async def test_an_agent_that_looks_the_answer_up_is_said_to(
+    bakery: Domain, capsys, agent: str, told: bool
+) -> None:
+    task, config = find_task(bakery, "cancel-3"), EvalConfig.model_validate({"agent": {"model": agent}})
+    person = HumanModel("user", bakery, task, Console(width=200), lambda prompt: "Hello. ###STOP###")
+    await play(bakery, task, config, person)
+    assert ("bakery has no oracle: the agent is `gold`" in capsys.readouterr().out) is told
 
 
 @pytest.mark.parametrize("ending", ["/quit\n", "\x04"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trialogue.view.terminal import show_result
+from trialogue.view.terminal import show_check, show_result
 
 
 def test_many_trials_fit(capsys: Any) -> None:
@@ -39,3 +39,15 @@ def test_many_trials_fit(capsys: Any) -> None:
     assert "…" not in text
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "pass^4 0.250, pass^5 0.200" in text
+
+
+def test_every_problem_that_is_counted_is_shown_or_said_to_be_hidden() -> None:
+    common = [{"task": f"t{number}", "problem": "it is empty"} for number in range(8)]
+    others = [{"task": "", "problem": f"problem {number}"} for number in range(60)]
+    out = io.StringIO()
+    checked = {"domain": "d", "tasks": 9, "ok": False, "problems": common + others}
+    show_check(checked, 0, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "✗ t0, t1, t2, t3, t4 and 3 more: it is empty"
+    assert lines[50] == "… and 11 more problems; --json lists all"
+    assert lines[-1].endswith("68 problems of 61 kinds")

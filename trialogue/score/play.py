@@ -72,6 +72,11 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     speaker = config.user if other == "user" else config.agent
     domain = equip(domain, config.simulator, config.limits, config.seed)
     opposite = find_model(speaker, other, domain, config.limits, config.seed)
+    if other == "agent" and speaker.model == "oracle" and not speaker.mix and domain.oracle is None:
+        person.note = (
+            f"{domain.name} has no oracle: the agent is `gold`, which looks the answer up in the task and "
+            "makes its calls whatever you say. Name another with --agent."
+        )
 
     def sit(task: Task, seed: int) -> Model:
         return person

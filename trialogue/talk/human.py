@@ -45,6 +45,8 @@ class HumanModel:
     console: Console = field(default_factory=Console)
     ask: Callable[[str], str] = input
     """Reads one line, showing a prompt; raises EOFError at the end of the input."""
+    note: str = ""
+    """What the person has to know of the other side before it begins."""
     left: bool = False
     """Whether the person left of their own accord."""
     _shown: int = 0
@@ -92,6 +94,8 @@ class HumanModel:
         self.console.print()
         self._list_tools(tools)
         self._help(tools)
+        if self.note:
+            self._print("", self.note, "yellow")
         self.console.rule()
 
     def _help(self, tools: Mapping[str, Tool]) -> None:

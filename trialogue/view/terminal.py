@@ -161,10 +161,13 @@ def show_check(checked: dict[str, Any], played: int, console: Console | None = N
         mark = Text("✗ ", style="bold red")
         mark.append(f"{where}: {text}" if where else text, style="default")
         console.print(mark, soft_wrap=True)
-    if len(by_text) > 50:
-        console.print(f"… and {len(by_text) - 50} more kinds of problems", highlight=False)
-    number = len(checked["problems"])
+    hidden = sum(len(tasks) for tasks in list(by_text.values())[50:])
+    if hidden:
+        console.print(f"… and {hidden} more problems; --json lists all", highlight=False)
+    number, lines = len(checked["problems"]), len(by_text)
     verdict = "ok" if checked["ok"] else f"{number} problem{'s' if number > 1 else ''}"
+    if lines < number:
+        verdict += f" of {lines} kind{'s' if lines > 1 else ''}"
     text = (
         f"{checked['domain']}: {checked['tasks']} tasks checked, {played} played by the rule-based parties: "
     )
