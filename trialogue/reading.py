@@ -50,7 +50,8 @@ def explain(error: Exception) -> str:
         case UnicodeEncodeError():
             text = "half of a surrogate pair, which is no letter"
         case UnicodeDecodeError():
-            text = f"not UTF-8: {error}"
+            byte = error.object[error.start]
+            text = f"not UTF-8 text: byte 0x{byte:02x} at position {error.start} ({error.reason})"
         case SyntaxError():
             text = f"not Python: {error}"
         case RecursionError():

@@ -427,7 +427,8 @@ def read_learned(model: str) -> TrainConfig | SftConfig | None:
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file with their line numbers; a last line cut off by a crash is left out."""
+    """The objects of a JSONL file with their line numbers; a last line cut off by a crash is left out, but a
+    file that does not even begin with an object is something else."""
     try:
         source = file.open("rb")
     except OSError as error:
@@ -439,7 +440,8 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 value = from_json(line.decode("utf-8"))
             except (ValueError, RecursionError) as error:
-                if not line.endswith(b"\n"):
+                begun = number > 1 or line.lstrip().startswith(b"{")
+                if begun and not line.endswith(b"\n"):
                     return
                 raise RunError(f"{file}, line {number}: {explain(error)}") from None
             if not isinstance(value, dict):

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from trialogue.config import SftConfig
 from trialogue.engine.api import Row
 from trialogue.engine.tiny import train_tokenizer
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, TrialogueError
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_rows, to_example_rows
 from trialogue.run import list_checkpoints, read_lines
@@ -168,6 +168,24 @@ async def test_nothing_left_to_learn_from_is_said(sft_config: Configure, tmp_pat
     config = sft_config(sft__count=1, sft__validation=0.9)
     with pytest.raises(ConfigError, match=r"lower sft\.validation"):
         await sft(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\x89PNG\x00\xff", r"line 1: not UTF-8 text: byte 0x89 at position 0"),
+        (b"some words", r"line 1: not JSON"),
+        (b"", r"none of 0 conversations in '.*' can be learned from"),
+    ],
+)
+async def test_a_file_of_something_else_is_refused_before_a_run_is_begun(
+    sft_config: Configure, tmp_path: Path, content: bytes, expected: str
+) -> None:
+    (tmp_path / "examples.jsonl").write_bytes(content)
+    config = sft_config(sft__examples=str(tmp_path / "examples.jsonl"), run__name="none")
+    with pytest.raises(TrialogueError, match=expected):
+        await sft(config)
+    assert not (Path(config.run.directory) / "none").exists()
 
 
 def test_batches_go_through_every_row_in_each_epoch() -> None:

@@ -142,14 +142,18 @@ def to_played(config: SftConfig) -> TrainConfig:
 
 
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
-    """Recorded conversations, or the tasks that the oracle is to hold some on."""
+    """Recorded conversations, or the tasks that the oracle is to hold some on. What cannot be learned from is
+    refused here, before a run is begun."""
     path = Path(config.sft.examples)
     if path.suffix == PARQUET:
         if config.sft.side != "agent":
             raise ConfigError("a parquet file holds what the agent saw; only sft.side=agent can be learned")
         return list(read_parquet(path))
     if config.sft.examples != "oracle":
-        return read_examples(path)
+        found = read_examples(path)
+        choose_good(found, config)
+        return found
+    to_teacher(domain, config.sft.faults)
     return domain.tasks(
         config.tasks.split,
         config.sft.count,
@@ -191,11 +195,18 @@ async def collect(
             group async for group in rollout(domain, tasks, teacher, user, seed=config.seed, grade=grade)
         ]
         found = [item for group in in_order(groups, tasks) for item in group.trajectories]
+    return choose_good(found, config)
+
+
+def choose_good(found: Sequence[Trajectory], config: SftConfig) -> list[Trajectory]:
+    """The conversations that are worth imitating."""
     good = [item for item in found if item.end != "error" and not item.excluded]
-    if settings.only_successes:
+    if config.sft.only_successes:
         good = [item for item in good if item.reward is None or item.reward.value >= 1]
     if not good:
-        raise ConfigError(f"none of {len(found)} conversations in '{settings.examples}' can be learned from")
+        raise ConfigError(
+            f"none of {len(found)} conversations in '{config.sft.examples}' can be learned from"
+        )
     return good
 
 
