@@ -129,10 +129,10 @@ def test_check_tells_problems_and_fails(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [
-        ("tasks.jsonl", '{"id": "a"}\n', "tasks.jsonl, line 1: instructions: Field required"),
+        ("tasks.jsonl", '{"id": "a"}\n', "tasks.jsonl, line 1, task a: instructions: Field required"),
         ("tasks.jsonl", "{\n", "tasks.jsonl, line 1: not JSON"),
         ("database.json", '{"orders": {"A1": {}}}', "orders.A1.order_id: Field required"),
-        ("domain.py", "1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("domain.py", "1 / 0\n", "ZeroDivisionError: division by zero (domain.py, line 1)"),
         ("domain.py", "\n", "defines no domain; write `domain = Domain.load"),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,7 +44,8 @@ def explain(error: Exception) -> str:
         case ValidationError():
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            text = f"{place}: {first['msg']}" if place else first["msg"]
+            told = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
+            text = f"{place}: {told}" if place else told
         case json.JSONDecodeError():
             text = f"not JSON: {error}"
         case tomllib.TOMLDecodeError():
@@ -66,3 +69,14 @@ def explain(error: Exception) -> str:
             text = f"{type(error).__name__}: {error}"
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def locate(error: Exception, folder: Path) -> tuple[str, str]:
+    """Which function of a folder's own code was called when this was raised, and the line it had come to;
+    both are empty where none was."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve().is_relative_to(folder.resolve())
+    ]
+    return (own[0].name, f"{Path(own[-1].filename).name}, line {own[-1].lineno}") if own else ("", "")

@@ -1,6 +1,7 @@
 """`check` finds each planted problem, and nothing in a sound domain."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,25 @@ def test_a_broken_tool_is_found() -> None:
     assert problem.startswith("tool look breaks on {'name': 'nail'}: ZeroDivisionError")
 
 
+def test_what_a_tool_raises_is_told_with_its_name_and_line(folder: Path) -> None:
+    source = (folder / "domain.py").read_text()
+    broken = source.replace('order.status = "cancelled"', 'order.status = {}["cancelled"]')
+    (folder / "domain.py").write_text(broken)
+    line = next(place for place, text in enumerate(broken.splitlines(), 1) if "{}[" in text)
+    problems = check(find_domain(str(folder))).problems
+    assert {problem for _, problem in problems} == {
+        f"KeyError: 'cancelled' (in cancel_order, domain.py, line {line})"
+    }
+
+
+def test_a_wrong_value_is_told_with_its_field(folder: Path) -> None:
+    source = (folder / "domain.py").read_text()
+    wrong = source.replace('order.status = "cancelled"', 'Order.model_validate({"quantity": "x"})')
+    (folder / "domain.py").write_text(wrong)
+    _, problem = check(find_domain(str(folder))).problems[0]
+    assert problem.startswith("Order: order_id: Field required (in cancel_order, domain.py, line ")
+
+
 def test_tasks_that_change_from_call_to_call() -> None:
     asked = 0
 
@@ -263,7 +283,9 @@ def test_a_reward_that_raises() -> None:
     def reward(*_: Any) -> Reward:
         raise KeyError("lost")
 
-    assert only_problem(check(make_domain(reward=reward))) == ("one", "KeyError: 'lost'")
+    task, problem = only_problem(check(make_domain(reward=reward)))
+    assert task == "one"
+    assert re.fullmatch(r"KeyError: 'lost' \(in reward, test_check.py, line \d+\)", problem)
 
 
 def test_a_judge_is_not_asked() -> None:

@@ -252,12 +252,12 @@ def test_a_domain_is_loaded_from_the_files_beside_it(tmp_path: Path) -> None:
     [
         ({"database_json": "{"}, "database.json: not JSON"),
         ({"database_json": "[]"}, "an object with names is needed"),
-        ({"tasks_jsonl": '{"id": "a"}'}, "tasks.jsonl, line 1: instructions: Field required"),
+        ({"tasks_jsonl": '{"id": "a"}'}, "tasks.jsonl, line 1, task a: instructions: Field required"),
         ({"tasks_jsonl": '\n{"id": '}, "tasks.jsonl, line 2: not JSON"),
         ({"tasks_jsonl": '"text"'}, "tasks.jsonl, line 1"),
         (
             {"tasks_jsonl": '{"id": "a", "instructions": "", "goal": 1}'},
-            "goal: Extra inputs are not permitted",
+            "goal: there is no such field",
         ),
         (
             {"tasks_jsonl": '{"id":"a","instructions":""}\n' * 2},

@@ -8,14 +8,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutine
+from pathlib import Path
 from typing import Any, NamedTuple, cast
+
+from pydantic import ValidationError
 
 from trialogue.config import Limits, Speaker
 from trialogue.errors import DomainError, GradeError, TrialogueError
 from trialogue.messages import Message, ToolCall
+from trialogue.reading import explain, locate
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
@@ -205,12 +210,12 @@ def find_task_problems(domain: Domain, task: Task) -> Iterator[str]:
         environment = domain.open(task)
         environment.digest()
     except Exception as error:  # noqa: BLE001 - a domain's own code may raise anything
-        yield f"the set-up fails: {_tell(error)}"
+        yield f"the set-up fails: {_tell(error, domain)}"
         return
     try:
         problem = _check_rewards(task, environment)
     except Exception as error:  # noqa: BLE001 - as above
-        problem = _tell(error)
+        problem = _tell(error, domain)
     if problem:
         yield problem
 
@@ -319,8 +324,16 @@ def _value(task: Task, trajectory: Trajectory, environment: Environment) -> tupl
     return reward.value, "; ".join(reward.why)
 
 
-def _tell(error: Exception) -> str:
-    return str(error) if isinstance(error, TrialogueError) else f"{type(error).__name__}: {error}"
+def _tell(error: Exception, domain: Domain) -> str:
+    """What a domain's own code raised, in which of its tools or functions, and on which line."""
+    if isinstance(error, TrialogueError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ValidationError):
+        text = f"{error.title}: {explain(error)}"
+    file: str | None = getattr(sys.modules.get(type(domain.database).__module__), "__file__", None)
+    name, line = locate(error, Path(file).parent) if file and domain.source == "domain" else ("", "")
+    return f"{text} (in {name}, {line})" if line else text
 
 
 # -- tools that say they only read -------------------------------------------------------------------------
@@ -357,7 +370,7 @@ def _try_out(
         except DomainError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - a domain's own code may raise anything
-            return f"tool {tool.name} breaks on {arguments}: {_tell(error)}"
+            return f"tool {tool.name} breaks on {arguments}: {_tell(error, domain)}"
         if environment.digest() != before:
             return f"tool '{tool.name}' changed the database but is not marked writes=True"
         if not result.failed:

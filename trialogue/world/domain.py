@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from trialogue.errors import DomainError, ToolError
 from trialogue.reading import from_json, reading
@@ -175,7 +175,10 @@ def read_tasks(path: Path, domain: str) -> list[Task]:
             continue
         with reading(f"{path}, line {number}", DomainError):
             data: Any = from_json(line)
-            tasks.append(Task.model_validate({"domain": domain, **data} if isinstance(data, dict) else data))
+        known = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        named = f", task {shorten(known['id'])}" if "id" in known else ""
+        with reading(f"{path}, line {number}{named}", DomainError):
+            tasks.append(Task.model_validate({"domain": domain, **known} if known else data))
     return tasks
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from trialogue.errors import ConfigError, DomainError, TrialogueError
+from trialogue.reading import locate
 from trialogue.world.domain import Domain
 
 GROUP = "trialogue.domains"
@@ -56,14 +57,16 @@ def _from_entry_point(point: EntryPoint, rest: str, data: str | None, reference:
 
 
 @contextmanager
-def _telling(where: str) -> Generator[None]:
-    """Code of a domain that breaks while it is loaded is its author's to mend."""
+def _telling(where: str, folder: Path | None = None) -> Generator[None]:
+    """Code of a domain that breaks while it is loaded is its author's to mend: perhaps in that folder."""
     try:
         yield
     except TrialogueError:
         raise
     except Exception as error:
-        raise DomainError(f"{where}: {type(error).__name__}: {error}") from error
+        _, line = locate(error, folder) if folder is not None else ("", "")
+        place = f" ({line})" if line else ""
+        raise DomainError(f"{where}: {type(error).__name__}: {error}{place}") from error
 
 
 def _from_path(path: Path) -> Domain:
@@ -92,7 +95,7 @@ def _from_path(path: Path) -> Domain:
         module = importlib.util.module_from_spec(specification)
         sys.modules[name] = module
         try:
-            with _telling(str(file)):
+            with _telling(str(file), file.parent):
                 specification.loader.exec_module(module)
         except BaseException:
             sys.modules.pop(name, None)
