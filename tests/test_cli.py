@@ -153,7 +153,8 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     ("words", "expected"),
     [
         (["init", "My-Bakery"], "'My-Bakery' is no name for a domain: use small letters"),
-        (["check", "nowhere"], "no domain 'nowhere'"),
+        (["check", "bakry"], "no module:name; did you mean bakery?"),
+        (["train", "bakery"], "there is no config file bakery"),
         (["eval", "bakery", "--agent", "nobody"], "there is no model 'nobody'; allowed are oracle"),
         (["eval", "bakery", "limits.turns=3"], "limits.turns: no such key; allowed here: observations"),
         (["eval", "bakery", "seed=x"], "seed: input should be a valid integer"),
@@ -285,6 +286,8 @@ def test_resuming_a_finished_run_holds_nothing_again(folder: Path) -> None:
         (["eval", "--resume", "runs/one", "--seed", "1"], 2, "a resumed run keeps its own"),
         (["rollout", "--resume", "runs/one"], 1, "is a run of kind 'eval', not 'rollout'"),
         (["eval", "--resume", "bakery"], 1, "is no run directory"),
+        (["eval", "--resume", "one"], 2, "there is no run one; did you mean runs/one?"),
+        (["chat", "runs/onee"], 2, "there is no run runs/onee; did you mean runs/one?"),
         (["eval", "bakery", "run.name=one"], 1, "resume it with --resume"),
     ],
 )

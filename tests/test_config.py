@@ -55,3 +55,9 @@ def test_the_papers_settings_are_the_papers() -> None:
         0.001,
     )
     assert (trained.optimizer.learning_rate, trained.tasks.split) == (1e-6, "train")
+
+
+def test_a_key_that_is_nearly_right_is_suggested() -> None:
+    for wrong, meant in (("limit.observations=3", "limits"), ("limits.observation=3", "limits.observations")):
+        with pytest.raises(ConfigError, match=rf"no such key; .*; did you mean {meant}\b"):
+            load_config(EvalConfig, None, [wrong])

@@ -42,7 +42,7 @@ def to_config(
     """The configuration asked for; with `resume` the run's own, which nothing else given may contradict."""
     from trialogue.config import load_config
     from trialogue.errors import ConfigError
-    from trialogue.run import read_about, read_config, read_learned, read_resumed
+    from trialogue.run import read_about, read_config, read_learned, read_resumed, refuse_missing
 
     if domain is not None and "=" in domain:
         settings, domain = (domain, *settings), None
@@ -59,6 +59,7 @@ def to_config(
         known = kind(limits=kind().limits.model_copy(update=lengths))
         return load_config(kind, file, [*overrides, *settings], known)
     path = Path(resume)
+    refuse_missing(path)
     read_about(path)
     if file is not None:
         raise ConfigError(f"a resumed run has its own settings: leave the config file {file} out")
@@ -67,8 +68,10 @@ def to_config(
 
 def to_chat(run: str, domain: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
     """Where one talks with a trained agent: in the world of its run, where no other is named."""
-    from trialogue.run import read_learned
+    from trialogue.run import read_learned, refuse_missing
 
+    if "/" in run and ":" not in run:
+        refuse_missing(Path(run))
     if domain is not None and "=" in domain:
         settings, domain = (domain, *settings), None
     own = read_learned(run) if domain is None else None

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, suggest
 
 
 class Section(BaseModel):
@@ -518,7 +518,8 @@ def to_config(kind: type[C], data: Mapping[str, Any], where: str) -> C:
         for problem in error.errors(include_url=False):
             path = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                lines.append(f"{path}: no such key; {_allowed(kind, path)}")
+                near = suggest(path, [*kind.model_fields, *(key.key for key in list_keys(kind))])
+                lines.append(f"{path}: no such key; {_allowed(kind, path)}{near}")
             else:
                 lines.append(f"{path}: {problem['msg'].lower()}, got {problem['input']!r}")
         raise ConfigError(f"{where}: " + "; ".join(lines)) from None
@@ -544,7 +545,7 @@ def _allowed(kind: type[Section], path: str) -> str:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(f"there is no config file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None

@@ -14,6 +14,7 @@ TrialogueError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 Blame = Literal["agent", "user", "tool", "judge", "infrastructure"]
@@ -63,3 +64,11 @@ class RunError(TrialogueError):
 
 class GradeError(TrialogueError):
     """A conversation cannot be graded."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """What somebody who wrote this name may have meant, to be put behind what is said of it."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), 3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -47,7 +47,7 @@ from trialogue.config import (
     to_config,
 )
 from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
-from trialogue.errors import ConfigError, RunError
+from trialogue.errors import ConfigError, RunError, suggest
 from trialogue.index import Entry, to_entry
 from trialogue.reading import explain, from_json, reading
 from trialogue.trajectory import Trajectory, Usage
@@ -402,6 +402,14 @@ def read_about(path: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise RunError(f"{path / 'run.json'} holds no JSON object")
     return cast("dict[str, Any]", about)
+
+
+def refuse_missing(path: Path) -> None:
+    """Say of a run that is not there which ones are that may have been meant."""
+    if not path.exists():
+        place = path if len(path.parts) > 1 else Path("runs") / path
+        known = [str(file.parent) for file in sorted(place.parent.glob("*/run.json"))]
+        raise ConfigError(f"there is no run {path}{suggest(str(place), known)}")
 
 
 def read_marks(model: str | Path) -> list[str]:

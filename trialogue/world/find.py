@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from trialogue.errors import ConfigError, DomainError, TrialogueError
+from trialogue.errors import ConfigError, DomainError, TrialogueError, suggest
 from trialogue.reading import locate
 from trialogue.world.domain import Domain
 
@@ -41,9 +41,11 @@ def find_domain(reference: str, data: str | None = None) -> Domain:
         raise ConfigError(f"no domain '{reference}': a domain is a folder or a .py file, and this is neither")
     if path.suffix == ".py" or "/" in reference:
         raise ConfigError(f"no domain '{reference}': there is no such file or folder")
-    known = ", ".join(sorted({"shop", *announced}))
+    known = sorted({"shop", *announced})
+    folders = [file.parent.name for file in Path().glob("*/domain.py")]
     raise ConfigError(
-        f"no domain '{reference}': it is none of {known}, no path to a folder or .py file, and no module:name"
+        f"no domain '{reference}': it is none of {', '.join(known)}, no path to a folder or .py file, and no "
+        f"module:name{suggest(reference, [*known, *folders])}"
     )
 
 
