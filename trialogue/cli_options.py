@@ -68,9 +68,9 @@ def to_config(
 
 def to_chat(run: str, domain: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
     """Where one talks with a trained agent: in the world of its run, where no other is named."""
-    from trialogue.run import read_learned, refuse_missing
+    from trialogue.run import WORDS, read_learned, refuse_missing
 
-    if "/" in run and ":" not in run:
+    if run not in WORDS and ":" not in run:
         refuse_missing(Path(run))
     if domain is not None and "=" in domain:
         settings, domain = (domain, *settings), None

@@ -354,7 +354,7 @@ def read_resumed(path: Path, given: R) -> R:
 
 _PLACES = ("domain", "data", "model", "otherwise", "examples", "prompt", "personas")
 """Settings that may name a file or folder."""
-_WORDS = (
+WORDS = (
     "domain",
     "house",
     "scenario",
@@ -377,7 +377,7 @@ def map_places(value: Any, find: Callable[[Path], Path | None], key: str = "") -
         return {name: map_places(inner, find, name) for name, inner in items}
     if isinstance(value, list):
         return [map_places(inner, find, key) for inner in cast("list[Any]", value)]
-    if key not in _PLACES or not isinstance(value, str) or value in _WORDS:
+    if key not in _PLACES or not isinstance(value, str) or value in WORDS:
         return value
     kind, sign, rest = value.rpartition(":")
     place = find(Path(rest).expanduser()) if rest else None
