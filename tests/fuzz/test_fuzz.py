@@ -165,7 +165,7 @@ SPOILT: dict[str, tuple[str, str, Content, str]] = {
         "own",
         "tasks.jsonl",
         ('"level": 1', '"level": Infinity'),
-        "line 1: meta: Value error, level",
+        "line 1, task t1: meta: Value error, level",
     ),
     "no scenario": ("own", "scenario.json", '{"summary": "x"}', "scenario.json: tables: Field required"),
     "a tower of TOML": ("own", "server.toml", "a = " + "[" * 5000, "server.toml: nested too deeply"),
