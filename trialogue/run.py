@@ -152,8 +152,9 @@ class Run:
             shutil.rmtree(self.path / "model", ignore_errors=True)
 
     def add_prompts(self, prompts: dict[str, Any]) -> None:
-        """Keep what both sides are told."""
-        write_json(self.path / "prompts.json", prompts)
+        """Keep what both sides are told. A run gone on with keeps what it was begun with."""
+        if not (self.path / "prompts.json").exists():
+            write_json(self.path / "prompts.json", prompts)
 
     def append(self, file: str, *lines: str) -> None:
         """Append whole lines to a file of the run."""
@@ -415,7 +416,10 @@ def refuse_missing(path: Path) -> None:
 def read_marks(model: str | Path) -> list[str]:
     """The marks of the run that a model or file is, or belongs to; none for what belongs to no run."""
     run = find_run(model)
-    return [str(mark) for mark in read_about(run).get("marks", ())] if run is not None else []
+    marks: Any = read_about(run).get("marks", []) if run is not None else []
+    if not isinstance(marks, list):
+        raise RunError(f"{run}/run.json: its marks are no list")
+    return [str(mark) for mark in cast("list[Any]", marks)]
 
 
 def find_run(model: str | Path) -> Path | None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from trialogue.config import EvalConfig, RunSettings
-from trialogue.errors import ConfigError, DomainError, GradeError, RunError
+from trialogue.errors import ConfigError, DomainError, GradeError, RunError, ToolError
 from trialogue.messages import ToolCall
-from trialogue.run import Run, is_listed, read_about, read_seconds, read_trajectories, read_usage
+from trialogue.run import Run, is_listed, read_about, read_marks, read_seconds, read_trajectories, read_usage
+from trialogue.score.benchmarks.bfcl.execute import parse_call
 from trialogue.score.review import read_judgement
 from trialogue.score.verdict import read_verdict
 from trialogue.talk.model import clean_arguments, to_clean
@@ -153,6 +154,8 @@ SPOILT: dict[str, tuple[str, str, Content, str]] = {
     "code": ("tau1-code", CODE, "TASKS_TEST = [open(x)[0]]", "tasks_test: ValueError: malformed node"),
     "turns that are none": ("bfcl", BFCL, ('"question": [', '"question": [3, '), "miss_func.json: TypeError"),
     "no answer": ("bfcl", BFCL, ("miss_func_0", "other"), "miss_func.json: there is no 'multi_turn_other'"),
+    "no entry": ("bfcl", BFCL, "", "multi_turn_miss_func.json holds no task"),
+    "no line": ("ace", ACE, "", "data_agent_multi_step.json holds no task"),
     "no such class": ("ace", ACE, ('["BaseApi"', '["X"'), "answers, agent_multi_step_0: there is no 'X'"),
     "no tools": ("ace", ACE, ('"function": [', '"function": [3, '), "answers, agent_multi_step_0: TypeError"),
     "no episode": (
@@ -170,6 +173,7 @@ SPOILT: dict[str, tuple[str, str, Content, str]] = {
     "no scenario": ("own", "scenario.json", '{"summary": "x"}', "scenario.json: tables: Field required"),
     "a tower of TOML": ("own", "server.toml", "a = " + "[" * 5000, "server.toml: nested too deeply"),
     "no traits": ("own", "personas.toml", "[tone]\n[chance.mild]\n", "personas.toml: ValueError: a group"),
+    "nobody": ("own", "personas.jsonl", "", "personas.jsonl: ValueError: a group"),
     "a deep script": ("own", "script.jsonl", "[" * 5000, "script.jsonl, line 1, is neither"),
 }
 
@@ -221,6 +225,17 @@ def test_an_index_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
         assert not is_listed(run.path)
         Run.resume(run.path, "eval").close("stopped")
         assert is_listed(run.path)
+
+
+def test_a_number_too_large_in_a_call_is_told() -> None:
+    with pytest.raises(ToolError, match="no plain values"):
+        parse_call(f"f(x={'9' * 400}+1j)")
+
+
+def test_marks_that_are_no_list_are_told(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"marks": 0.5}', encoding="utf-8")
+    with pytest.raises(RunError, match="its marks are no list"):
+        read_marks(tmp_path)
 
 
 def test_seconds_and_bills_that_are_none_are_told(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trialogue import Trajectory, find_domain
 from trialogue.config import SynthesizeConfig, load_config
 from trialogue.learn.corpus import Doubles, Forbidden, find_split, find_usual, read_parquet
 from trialogue.learn.synthesize import decide_again, synthesize
-from trialogue.run import read_trajectories
+from trialogue.run import Run, read_trajectories
 from trialogue.view.report import to_report
 from trialogue.world.scaffold import write_domain
 
@@ -51,6 +51,14 @@ def command(directory: Path, name: str, *words: str) -> list[str]:
 
 def read(path: Path) -> list[Trajectory]:
     return list(read_trajectories(path))
+
+
+async def test_one_killed_before_anything_was_kept_goes_on(tmp_path: Path) -> None:
+    config = make(tmp_path, "young", "domain=shop", "synthesize.count=2")
+    Run.create(config.run, "synthesize", config.domain, config, config.seed).close("running")
+    result = await synthesize(config, resume=tmp_path / "young")
+    assert result["accepted"] == 2
+    assert result["prompts"] == json.loads((tmp_path / "young/prompts.json").read_text())["hash"]
 
 
 def test_every_conversation_carries_its_evidence_and_origin(corpus: Path) -> None:

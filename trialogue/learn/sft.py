@@ -68,8 +68,7 @@ async def sft(
     with run.setting_up():
         checkpoints = Checkpoints(run, learner, keep=1)
         known = await checkpoints.restore() if resume is not None else {}
-        if resume is None:
-            run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
+        run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
         cast_.account.load(run.read_ledger())
         cast_.record(config.user, run.path)
         first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))

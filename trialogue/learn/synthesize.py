@@ -86,9 +86,8 @@ async def synthesize(
         marks = read_marks(config.agent.model)
         run = Run.create(config.run, "synthesize", config.domain, config, config.seed, marks)
     with run.setting_up():
-        if resume is None:
-            run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
-            save_tokenizer(agent, run.path)
+        run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
+        save_tokenizer(agent, run.path)
         account.load(run.read_ledger())
         for item in read_trajectories(run.path / FILE) if (run.path / FILE).exists() else ():
             workshop.take(item)

@@ -70,9 +70,8 @@ async def train(
         if resume is not None:
             known = await checkpoints.restore()
             run.extend(config.training.steps)
-        else:
-            run.add_prompts(collect_prompts(domain, tasks))
-            save_tokenizer(learner.agent(config, "train"), run.path)
+        run.add_prompts(collect_prompts(domain, tasks))
+        save_tokenizer(learner.agent(config, "train"), run.path)
         first, level = int(known.get("step", 0)), int(known.get("level", 0))
         cast.account.load(run.read_ledger())
         cast.record(config.user, run.path)

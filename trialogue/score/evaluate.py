@@ -100,8 +100,7 @@ async def evaluate(
         cast.account.load(run.read_ledger())
         prompts = collect_prompts(domain, tasks)
         run.add_prompts(prompts)
-        if resume is None:
-            save_tokenizer(agent, run.path)
+        save_tokenizer(agent, run.path)
         cast.record(config.user, run.path)
         if config.agent.model.startswith("openai:"):
             agent = Recorder(agent, run.path / "recordings" / "agent.jsonl")

@@ -49,11 +49,14 @@ def read_personas(strength: str, file: str | None = None) -> Personas:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
             lines = [from_json(line) for line in text.split("\n") if line.strip()]
-            whole = {str(line["name"]): str(line["text"]) for line in lines}
-            return Personas({"persona": whole}, {"persona": 1.0})
-        data = tomllib.loads(text)
-        chance = {name: float(share) for name, share in data.pop("chance")[strength].items()}
-        groups = {name: {key: str(value) for key, value in traits.items()} for name, traits in data.items()}
+            groups = {"persona": {str(line["name"]): str(line["text"]) for line in lines}}
+            chance = {"persona": 1.0}
+        else:
+            data = tomllib.loads(text)
+            chance = {name: float(share) for name, share in data.pop("chance")[strength].items()}
+            groups = {
+                name: {key: str(value) for key, value in traits.items()} for name, traits in data.items()
+            }
         if not all(groups.values()):
             raise ValueError("a group without traits")
     except Exception as error:

@@ -123,6 +123,8 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
             f"{files.find_tasks(folder, language, category)} and its answers, {task.id}", ConfigError
         ):
             tasks.append(_with_calls(domain, task))
+    if not tasks:
+        raise ConfigError(f"{files.find_tasks(folder, language, category)} holds no task")
     return replace(domain, tasks=from_list(name, tasks))
 
 

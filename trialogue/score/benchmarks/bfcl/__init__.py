@@ -83,8 +83,13 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
 
 
 def _read_tasks(package: Path, generation: str, category: str, name: str) -> list[Task]:
-    with reading(files.find_entries(package, generation, category), ConfigError):
-        return [to_task(entry, name, category) for entry in files.read_entries(package, generation, category)]
+    file = files.find_entries(package, generation, category)
+    with reading(file, ConfigError):
+        entries = files.read_entries(package, generation, category)
+        tasks = [to_task(entry, name, category) for entry in entries]
+    if not tasks:
+        raise ConfigError(f"{file} holds no task")
+    return tasks
 
 
 def to_task(entry: Plain, name: str, category: str) -> Task:

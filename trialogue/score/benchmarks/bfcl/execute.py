@@ -40,7 +40,7 @@ def parse_call(text: str) -> PlainCall:
                 )
             case _:
                 raise ToolError("it is no plain call of one function")
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise ToolError(f"its arguments are no plain values: {error}") from None
 
 
