@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -68,6 +69,23 @@ def read_results(path: Path) -> dict[str, list[Figure]]:
     return known
 
 
+def put(figure: Figure, figures: list[Figure]) -> list[Figure]:
+    """In the place of what was measured before under its name, or behind the others."""
+    names = [(one.name, one.against) for one in figures]
+    place = names.index(name) if (name := (figure.name, figure.against)) in names else len(figures)
+    return [*figures[:place], figure, *figures[place + 1 :]]
+
+
+def write(known: dict[str, list[Figure]]) -> None:
+    lines = [
+        {"measurement": name, **line}
+        for name in MEASUREMENTS
+        for line in json.loads(to_json(known.get(name, [])))
+    ]
+    RESULTS.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_page([figure for name in MEASUREMENTS for figure in known.get(name, [])])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m speed", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=", ".join(MEASUREMENTS))
@@ -87,6 +105,9 @@ def main() -> None:
     parser.add_argument("--tau2-python", help="Python of an environment with what tau2-bench needs")
     parser.add_argument(
         "--demo", metavar="DIR", help="folder with finished demonstrations: DIR/*/summary.json"
+    )
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="only cases of step and sample whose name has it"
     )
     given = parser.parse_args()
     chosen = given.measurements or list(MEASUREMENTS)
@@ -113,17 +134,12 @@ def main() -> None:
     known = read_results(RESULTS)
     for name in chosen:
         print(f"== {name}", flush=True)
-        found: list[Figure] = import_module(f"speed.{name}").measure(options)
-        print(to_table(found), flush=True)
-        if found and not given.quick:
-            known[name] = found
-            lines = [
-                {"measurement": name, **line}
-                for name in MEASUREMENTS
-                for line in json.loads(to_json(known.get(name, [])))
-            ]
-            RESULTS.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            write_page([figure for name in MEASUREMENTS for figure in known.get(name, [])])
+        figures: Iterable[Figure] = import_module(f"speed.{name}").measure(options)
+        for number, figure in enumerate(figures):
+            print(to_table([figure]).splitlines()[-1], flush=True)
+            if not given.quick:
+                known[name] = put(figure, known.get(name, []) if number or given.only else [])
+                write(known)
 
 
 if __name__ == "__main__":

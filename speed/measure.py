@@ -48,6 +48,10 @@ class Options:
     tau2: str | None = None  # checkout of tau2-bench, and the Python to run it
     tau2_python: str | None = None
     demo: str | None = None  # folder of finished demonstrations
+    only: str = ""  # what the name of a case has to hold
+
+    def wants(self, case: str) -> bool:
+        return self.only in case
 
 
 @dataclass(frozen=True, slots=True)

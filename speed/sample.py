@@ -12,7 +12,7 @@ file it is given and a cache of halves, which is its default.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from time import perf_counter, sleep
@@ -215,7 +215,7 @@ Case = tuple[int, int, int, int]  # tokens shared, conversations, turns, new tok
 Peer = tuple[str, str | None, dict[str, Any]]  # name of the part, its Python, settings of its own
 
 
-def measure(options: Options) -> list[Figure]:
+def measure(options: Options) -> Iterator[Figure]:
     assert options.model is not None
     talks: list[Case] = [(64, 3, 2, 4)] if options.quick else [(500, 32, 6, 32), (2000, 32, 6, 32)]
     plain: list[Case] = [(8, 2, 1, 4)] if options.quick else [(8, size, 1, 128) for size in (1, 8, 32)]
@@ -231,13 +231,19 @@ def measure(options: Options) -> list[Figure]:
     else:
         print("sample: llama.cpp left out, name its server by --llama-server and its weights by --gguf")
     rates = find_rates()
-    figures: list[Figure] = []
     for case in talks:
-        figures += match(case, slow, min(3, options.repetitions), options.model, rates)  # minutes each
-        figures += match(case, quick, options.repetitions, options.model, rates)
+        if options.wants(tell(case)):
+            yield from match(case, quick, options.repetitions, options.model, rates)
+            yield from match(case, slow, min(3, options.repetitions), options.model, rates)  # minutes each
     for case in plain:
-        figures += match(case, [generate, *quick], options.repetitions, options.model, rates)
-    return figures
+        if options.wants(tell(case)):
+            yield from match(case, [generate, *quick], options.repetitions, options.model, rates)
+
+
+def tell(case: Case) -> str:
+    prompt, talks, turns, _ = case
+    told = f"batch of {talks}" if turns == 1 else f"{talks} conversations × {turns} turns, prefix {prompt:,}"
+    return f"sampling, {told}"
 
 
 def match(
@@ -252,14 +258,13 @@ def match(
     made = [partial(Part, "sample", name, python, **settings, **more) for name, python, more in sides]
     ours, *others = alternate(made, repetitions)
     tokens = talks * turns * new
-    told = f"batch of {talks}" if turns == 1 else f"{talks} conversations × {turns} turns, prefix {prompt:,}"
     figures: list[Figure] = []
     for (peer, _, _), theirs in zip(peers, others, strict=True):
         rows = list(zip(ours, theirs, strict=True))
         assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
         figures.append(
             compare(
-                f"sampling, {told}",
+                tell(case),
                 "tokens/s",
                 [(one["rate"], other["rate"]) for one, other in rows],
                 peer,

@@ -11,7 +11,7 @@ compute its gradients twice (checkpointing), but in micro-batches where memory a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -196,15 +196,17 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
 PARTS = {"ours": step_ours, "TRL": step_trl}
 
 
-def measure(options: Options) -> list[Figure]:
+def measure(options: Options) -> Iterator[Figure]:
     if options.trl is None:
         print("step: left out, name the Python of an environment with TRL by --trl-python")
-        return []
+        return
     assert options.model is not None
     cases = ((64, 16, 1), (64, 16, 2)) if options.quick else CASES
     rates = find_rates()
-    figures: list[Figure] = []
     for prompt, new, turns in cases:
+        case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
+        if not options.wants(case):
+            continue
         settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
         is_long = SIBLINGS * (prompt + new) > LONG
         ours, theirs = alternate(
@@ -217,34 +219,28 @@ def measure(options: Options) -> list[Figure]:
         )
         rows = list(zip(ours, theirs, strict=True))
         assert all(one["tokens"] == other["tokens"] == SIBLINGS * new for one, other in rows)
-        case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
         versions = join_versions(ours[0], theirs[0], "TRL")
         bounds = find_least(prompt, new, turns, rates)
         for name in ("step", "generation", "update"):
             pairs = [(take(one, name), take(other, name)) for one, other in rows]
-            figures.append(
-                compare(
-                    f"GRPO {name}, {case}",
-                    "s",
-                    pairs,
-                    f"TRL {versions['trl']}",
-                    bound=bounds[name],
-                    bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
-                    versions=versions,
-                )
-            )
-        figures.append(
-            compare(
-                f"peak memory of the step, {case}",
-                "GB",
-                [(one["peak"], other["peak"]) for one, other in rows],
+            yield compare(
+                f"GRPO {name}, {case}",
+                "s",
+                pairs,
                 f"TRL {versions['trl']}",
-                bound=(BODY + EMBEDDING) * 16 / 1e9,
-                bounded_by="weights, gradients and Adam's two moments in float32",
+                bound=bounds[name],
+                bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
                 versions=versions,
             )
+        yield compare(
+            f"peak memory of the step, {case}",
+            "GB",
+            [(one["peak"], other["peak"]) for one, other in rows],
+            f"TRL {versions['trl']}",
+            bound=(BODY + EMBEDDING) * 16 / 1e9,
+            bounded_by="weights, gradients and Adam's two moments in float32",
+            versions=versions,
         )
-    return figures
 
 
 def take(result: dict[str, Any], name: str) -> float:
