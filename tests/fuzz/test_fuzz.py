@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trialogue.config import EvalConfig, RunSettings
+from trialogue.config import EvalConfig, RunSettings, TrainConfig, load_config
 from trialogue.errors import ConfigError, DomainError, GradeError, RunError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.run import Run, is_listed, read_about, read_marks, read_seconds, read_trajectories, read_usage
@@ -230,6 +230,15 @@ def test_an_index_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
 def test_a_number_too_large_in_a_call_is_told() -> None:
     with pytest.raises(ToolError, match="no plain values"):
         parse_call(f"f(x={'9' * 400}+1j)")
+
+
+def test_towers_of_brackets_in_settings_are_told(tmp_path: Path) -> None:
+    tower = "[" * 5000
+    with pytest.raises(ConfigError, match=r"training\.steps"):
+        load_config(TrainConfig, None, [f"training.steps={tower}"])
+    (tmp_path / "deep.toml").write_text(f"seed = {tower}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"deep\.toml is not TOML"):
+        load_config(TrainConfig, tmp_path / "deep.toml", [])
 
 
 def test_marks_that_are_no_list_are_told(tmp_path: Path) -> None:
