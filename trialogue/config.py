@@ -346,7 +346,7 @@ class SftSettings(Section):
     examples: str = "oracle"
     """A run (of a synthesis: what was accepted), a JSONL file of trajectories, a parquet file with messages
     and tools, or oracle: conversations of the domain's oracle with its user, held on the spot."""
-    count: int = Field(default=5500, ge=1)
+    count: int = Field(default=6000, ge=1)
     """Conversations the oracle holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
     """How faulty the oracle is: the chance of each kind of mistake."""

@@ -26,7 +26,7 @@ from trialogue.world.find import find_domain
 LEVELS = (1,)
 """Difficulty of the demonstration: one request or question per conversation, which the policy allows."""
 TEST_TASKS = 256
-COLD_START = ("sft.faults=0.2", "sft.only_successes=false")
+COLD_START = ("sft.faults=0.22", "sft.only_successes=false")
 """The teacher errs like a real one; what it does wrong is imitated too, and left for learning to sort out."""
 
 
