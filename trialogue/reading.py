@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -36,6 +37,15 @@ def from_json(text: str) -> Any:
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def from_python(text: str) -> ast.Module:
+    """The syntax tree of a program, which is never run; its strings too can be written down."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value.encode()
+    return tree
 
 
 def explain(error: Exception) -> str:

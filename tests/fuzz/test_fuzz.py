@@ -156,6 +156,12 @@ SPOILT: dict[str, tuple[str, str, Content, str]] = {
     "no answer": ("bfcl", BFCL, ("miss_func_0", "other"), "miss_func.json: there is no 'multi_turn_other'"),
     "no entry": ("bfcl", BFCL, "", "multi_turn_miss_func.json holds no task"),
     "no line": ("ace", ACE, "", "data_agent_multi_step.json holds no task"),
+    "half a letter in a program": (
+        "tau1-code",
+        CODE,
+        (r"TASKS_TEST = [", "HELLO = '\\ud83d'\nTASKS_TEST = ["),
+        "tasks_test.py: half of a surrogate pair",
+    ),
     "no such class": ("ace", ACE, ('["BaseApi"', '["X"'), "answers, agent_multi_step_0: there is no 'X'"),
     "no tools": ("ace", ACE, ('"function": [', '"function": [3, '), "answers, agent_multi_step_0: TypeError"),
     "no episode": (

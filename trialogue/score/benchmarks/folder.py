@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.errors import ConfigError
-from trialogue.reading import from_json, reading
+from trialogue.reading import from_json, from_python, reading
 
 VARIABLE = "TRIALOGUE_DATA"
 ENDINGS = ("", ".gz")
@@ -135,4 +135,4 @@ def read_lines(path: Path) -> list[Any]:
 def read_python(path: Path) -> ast.Module:
     """The syntax tree of a Python file, which is never run."""
     with reading(path, ConfigError):
-        return ast.parse(_unpack(path))
+        return from_python(_unpack(path))
