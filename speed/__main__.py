@@ -135,11 +135,16 @@ def main() -> None:
     for name in chosen:
         print(f"== {name}", flush=True)
         figures: Iterable[Figure] = import_module(f"speed.{name}").measure(options)
-        for number, figure in enumerate(figures):
+        fresh: list[Figure] = []
+        for figure in figures:
             print(to_table([figure]).splitlines()[-1], flush=True)
+            fresh.append(figure)
             if not given.quick:
-                known[name] = put(figure, known.get(name, []) if number or given.only else [])
+                known[name] = put(figure, known.get(name, []))
                 write(known)
+        if fresh and not (given.quick or given.only):
+            known[name] = fresh  # names that nobody measures any more go
+            write(known)
 
 
 if __name__ == "__main__":

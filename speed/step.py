@@ -64,9 +64,10 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
     tokenizer = AutoTokenizer.from_pretrained(folder)
     engine = TorchEngine(folder, EngineSettings(device="cpu"))
 
-    async def talk(number: int, share: float, first: list[int], params: SamplingParams) -> Row:
+    async def talk(number: int, share: float, first: list[int], new: int) -> Row:
         tokens, mask, logprobs = list(first), [0] * len(first), [0.0] * len(first)
         for turn in range(turns):
+            params = SamplingParams(max_tokens=new // turns, seed=number)  # no two siblings say the same
             (reply,) = await engine.sample([tokens], params, session=str(number))
             tokens += reply.tokens
             mask += [1] * len(reply.tokens)
@@ -79,13 +80,11 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
 
     async def step(prompt: int, new: int) -> dict[str, Any]:
         _, first = make_prompt(tokenizer, prompt)
-        params = SamplingParams(max_tokens=new // turns, seed=1)
         started = perf_counter()
         shares = advantages([float(number % 2) for number in range(SIBLINGS)])
-        rows = await asyncio.gather(
-            *(talk(number, share, first, params) for number, share in enumerate(shares))
-        )
+        rows = await asyncio.gather(*(talk(number, share, first, new) for number, share in enumerate(shares)))
         sampled = perf_counter()
+        assert len({tuple(row.tokens) for row in rows}) == SIBLINGS  # equal ones would be computed once
         await engine.forward_backward(list(rows), PolicyLoss(LossSettings()))
         await engine.optim_step(OptimParams(learning_rate=1e-6))
         await engine.publish()
@@ -205,7 +204,7 @@ def measure(options: Options) -> Iterator[Figure]:
     rates = find_rates()
     for prompt, new, turns in cases:
         case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
-        if not options.wants(case):
+        if not options.wants(f"GRPO step, {case}"):
             continue
         settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
         is_long = SIBLINGS * (prompt + new) > LONG
