@@ -375,6 +375,20 @@ def talk(identity: str, value: float | None) -> Trajectory:
 TASK = Task(id="t", domain="d", instructions="")
 
 
+async def test_without_the_mask_no_ratio_is_of_tokens_that_nobody_sampled(
+    train_config: Configure, trained: Path
+) -> None:
+    config = train_config(
+        learner__model=str(trained),
+        training__steps=1,
+        training__group_size=8,
+        training__train_on_everything=True,
+    )
+    [line] = read_metrics(await train(config))
+    assert line["logprob_gap_max"] < 1e-3
+    assert line["clip_share"] == 0
+
+
 def test_rows_of_a_step() -> None:
     config = TrainConfig.model_validate({"loss": {"name": "dr_grpo"}})
     groups = [

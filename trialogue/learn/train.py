@@ -351,6 +351,10 @@ async def update(
     """One optimizer step, or as many as there are mini-batches."""
     if not rows:
         return {"skipped": 1.0}
+    if config.training.train_on_everything:
+        # Nobody sampled what users and tools say: the policy of the moment stands in for whoever did.
+        known = await engine.forward(rows, config.training.temperature)
+        rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
     if reference is not None:
         known = await reference.engine.forward(rows, config.training.temperature)
         rows = [replace(row, reference_logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
