@@ -15,8 +15,8 @@ from typing import Any
 
 from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
 from trialogue.errors import DomainError, RunError
-from trialogue.learn.sft import sft
-from trialogue.learn.train import Watch, train
+from trialogue.learn.sft import find_examples, sft
+from trialogue.learn.train import Watch, choose_tasks, train
 from trialogue.run import read_about, read_lines, write_json
 from trialogue.score.evaluate import evaluate
 from trialogue.task import Task
@@ -42,10 +42,12 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
     levels = f"tasks.levels={list(LEVELS)}"
     place = [f"seed={seed}", levels, f"run.directory={json.dumps(str(directory))}"]
 
-    domain = find_domain("shop")
+    cold = load_config(SftConfig, None, [*place, *COLD_START, "run.name=sft"])
+    start = f"learner.model={json.dumps(str(directory / 'sft'))}"
+    warm = load_config(TrainConfig, None, [*place, "run.name=rl", start])
+
     overlap = find_overlap(
-        domain.tasks("train", 2000, seed, levels=LEVELS),
-        domain.tasks("test", TEST_TASKS, seed, levels=LEVELS),
+        find_learned(cold, warm), find_domain("shop").tasks("test", TEST_TASKS, seed, levels=LEVELS)
     )
     overlap |= collect_texts("train") & collect_texts("test")
     if overlap:
@@ -53,15 +55,14 @@ async def demonstrate(directory: Path, seed: int, tell: Tell, watch: Watch) -> d
     tell("train and test tasks share no person, product, order, address or wording")
 
     tell("1. Cold start: imitate a careless teacher")
-    tuned = await sft(load_config(SftConfig, None, [*place, *COLD_START, "run.name=sft"]), watch=watch)
+    tuned = await sft(cold, watch=watch)
     refuse_unfinished(tuned)
     clock["sft"] = perf_counter()
     before = await take_test(tuned, "test-after-sft", place)
     clock["eval_sft"] = perf_counter()
 
     tell("2. Reinforcement learning: talk with users, learn from what came of it")
-    settings = [*place, "run.name=rl", f"learner.model={json.dumps(str(tuned))}"]
-    trained = await train(load_config(TrainConfig, None, settings), watch=watch)
+    trained = await train(warm, watch=watch)
     refuse_unfinished(trained)
     clock["rl"] = perf_counter()
     after = await take_test(trained, "test-after-rl", place)
@@ -108,6 +109,16 @@ async def take_test(model: Path, name: str, place: Iterable[str]) -> dict[str, A
 
 def _interval(result: dict[str, Any]) -> dict[str, float]:
     return {"pass^1": result["pass^1"], "low": result["pass^1_low"], "high": result["pass^1_high"]}
+
+
+def find_learned(cold: SftConfig, warm: TrainConfig) -> Iterable[Task]:
+    """Every task that both parts will learn from."""
+    domain = find_domain("shop")
+    for item in find_examples(domain, cold):
+        assert isinstance(item, Task)  # for the oracle to hold a conversation on
+        yield item
+    for step in range(warm.training.steps):
+        yield from choose_tasks(domain, warm, step, 0, LEVELS)
 
 
 def find_overlap(train_tasks: Iterable[Task], test_tasks: Iterable[Task]) -> set[str]:
