@@ -84,6 +84,34 @@ async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
     assert "sk-canary-9090" not in json.dumps([str(read_about(run)) for run in (whole, again, replayed)])
 
 
+@pytest.mark.parametrize("policy", ["cut", "carry"])
+async def test_a_step_the_budget_ends_is_held_once_when_it_goes_on(
+    train_config: Callable[..., TrainConfig], trained: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-9090")
+    more: dict[str, Any] = {
+        "learner__model": str(trained),
+        "training__steps": 2,
+        "training__tasks_per_step": 2,
+        "training__group_size": 2,
+        "stragglers__policy": policy,
+        "stragglers__quorum": 1.0,
+        "user__model": "openai:user",
+    }
+    with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
+        more["user__base_url"] = server.url
+        whole = await train(train_config(**more, run__name="whole"))
+        first = next(line for _, line in read_lines(whole / "ledger.jsonl"))
+        enough = first["prompt"] + first["completion"] + server.look()["largest"] + 72
+        stopped = await train(train_config(**more, run__name="short", budget__tokens=enough))
+        assert read_about(stopped)["state"] == "stopped"
+        assert [checkpoint.name for checkpoint in list_checkpoints(stopped)] == ["step-000001"]
+        again = await train(TrainConfig(budget=Budget(tokens=1_000_000)), resume=stopped)
+    ids = [item.id for item in read_trajectories(again)]
+    assert len(ids) == len(set(ids)) == 8
+    assert read_conversations(again) == read_conversations(whole)
+
+
 async def test_a_paid_user_of_fine_tuning_is_counted_and_paid_once(
     sft_config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

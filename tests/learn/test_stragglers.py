@@ -204,7 +204,7 @@ def test_what_was_carried_is_kept_for_resuming(wall: str) -> None:
         waves = make_waves(domain, domain.oracle, Cast(make_user(domain, 0.05, Counter())), config)  # type: ignore[arg-type]
         waves.begin(0, domain.tasks("train"), (1, 2))
         groups = await waves.take(0)
-        data = waves.to_data()
+        data = waves.to_data(1)
         await waves.close()
         return data, groups
 

@@ -155,8 +155,9 @@ class Waves:
         wave.moved.clear()
         await wave.moved.wait()
 
-    def to_data(self) -> list[dict[str, Any]]:
-        """What a checkpoint keeps: tasks that were begun and not yet learned from. They are held anew."""
+    def to_data(self, step: int) -> list[dict[str, Any]]:
+        """What a checkpoint keeps before a step: tasks that were begun earlier and not yet learned from. They
+        are held anew; the step begins its own itself."""
         return [
             {
                 "step": item.step,
@@ -164,6 +165,7 @@ class Waves:
                 "tasks": [task.id for task in item.tasks if task.id not in item.taken],
             }
             for item in self.waves
+            if item.step < step
         ]
 
     async def close(self) -> None:

@@ -139,7 +139,7 @@ async def train(
                 if not stop and is_due(step + 1, config):
                     await evaluate_learner(step + 1, run, domain, learner, gate, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
-                    await checkpoints.save(step + 1, to_facts(level, checks, waves))
+                    await checkpoints.save(step + 1, to_facts(step + 1, level, checks, waves))
                 if stop:
                     state = "stopped"
                     return run.path
@@ -148,7 +148,7 @@ async def train(
         return run.path
     except BudgetError as error:
         LOG.warning("%s; saved after step %d", error, reached)
-        await checkpoints.save(reached, to_facts(level, checks, waves))
+        await checkpoints.save(reached, to_facts(reached, level, checks, waves))
         state = "stopped"
         return run.path
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -165,9 +165,9 @@ async def train(
         run.close(state)
 
 
-def to_facts(level: int, checks: Checks, waves: Waves) -> dict[str, Any]:
-    """What the loop knows besides the weights, for a checkpoint."""
-    return {"level": level, "streaks": checks.streaks, "waves": waves.to_data()}
+def to_facts(step: int, level: int, checks: Checks, waves: Waves) -> dict[str, Any]:
+    """What the loop knows besides the weights before a step, for a checkpoint."""
+    return {"level": level, "streaks": checks.streaks, "waves": waves.to_data(step)}
 
 
 def make_waves(domain: Domain, agent: ModelSource, cast: Cast, config: TrainConfig) -> Waves:
