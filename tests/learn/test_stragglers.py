@@ -7,7 +7,7 @@ import json
 import random
 import selectors
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -16,8 +16,8 @@ import pytest
 
 from trialogue import Reply
 from trialogue.config import StragglerSettings, TrainConfig
-from trialogue.errors import ConfigError
-from trialogue.learn.stragglers import Gate, Waves, measure_flow
+from trialogue.errors import BudgetError, ConfigError
+from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
 from trialogue.learn.train import make_waves, train
 from trialogue.run import list_checkpoints, read_lines, read_trajectories
 from trialogue.score.cast import Cast
@@ -216,6 +216,34 @@ def test_what_was_carried_is_kept_for_resuming(wall: str) -> None:
         f"train-{number}" for number in range(6)
     }
     assert len(kept["tasks"]) + len(groups) == 6
+
+
+def test_nothing_is_taken_when_a_later_wave_cannot_go_on(wall: str) -> None:
+    tasks = list(find_domain(wall).tasks("train"))
+
+    async def begin(wave: Wave) -> AsyncGenerator[Group]:
+        for number, task in enumerate(wave.tasks):
+            await asyncio.sleep(1 if number < 3 else 10)
+            if wave.step == 1 and number == 5:
+                raise BudgetError("the budget is spent")
+            yield Group(task=task, trajectories=())
+
+    async def work() -> tuple[list[Group], list[dict[str, Any]]]:
+        settings = StragglerSettings(policy="carry", quorum=0.5, patience=1.0, staleness=3)
+        waves = Waves(settings, begin, SIZE)
+        waves.begin(0, tasks, ())
+        groups = await waves.take(0)
+        waves.begin(1, tasks, ())
+        await asyncio.sleep(100)  # the rest of the first wave is over, and the budget is spent in the second
+        with pytest.raises(BudgetError):
+            await waves.take(1)
+        data = waves.to_data(1)
+        await waves.close()
+        return groups, data
+
+    (groups, [kept]), _ = play(work())
+    assert [group.task for group in groups] == tasks[:3]
+    assert kept["tasks"] == [task.id for task in tasks[3:]]
 
 
 async def test_a_gate_lets_replies_end_and_holds_others_back() -> None:

@@ -130,10 +130,11 @@ class Waves:
                 await asyncio.wait([job for job in (old.job,) if job is not None])
         while not any(item.finished for item in self.waves) and not wave.is_over:
             await self._move(wave)
-        groups: list[Group] = []
         for item in self.waves:
             if item.job is not None and item.job.done():
-                item.job.result()  # what went wrong there is raised here
+                item.job.result()  # what went wrong there is raised here, before anything is taken
+        groups: list[Group] = []
+        for item in self.waves:
             place = {task.id: number for number, task in enumerate(item.tasks)}
             groups += sorted(item.finished, key=lambda group: place[group.task.id])
             item.taken |= {group.task.id for group in item.finished}
