@@ -36,7 +36,9 @@ from trialogue import (
 from trialogue.config import Limits
 from trialogue.errors import BudgetError
 from trialogue.talk.model import Model
+from trialogue.talk.pace import off_the_clock
 from trialogue.talk.replay import Recorder, Replay
+from trialogue.talk.rollout import Deadline
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.trajectory import Finding, Tokens, Usage
 from trialogue.world.domain import STOP, Environment, from_list
@@ -327,6 +329,32 @@ async def test_siblings_of_one_that_cannot_go_on_stop_with_it() -> None:
     gate.set()
     await asyncio.sleep(0.05)
     assert told == []
+
+
+@pytest.mark.parametrize("place", ["entering", "leaving"])
+async def test_a_cut_holds_for_a_conversation_that_stops_or_starts_its_clock(place: str) -> None:
+    deadline, going_on = Deadline(), asyncio.Event()
+
+    async def wait() -> Reply:
+        if place == "entering":
+            await going_on.wait()
+        with off_the_clock():
+            await (going_on.wait() if place == "leaving" else asyncio.sleep(60))
+        await asyncio.sleep(60)
+        return Reply("Never said.")
+
+    def agent(task: Task, seed: int) -> Model:
+        return Acts(wait)
+
+    held = asyncio.create_task(collect(agent, tasks=TASKS[:1], deadline=deadline))
+    await asyncio.sleep(0.02)
+    going_on.set()  # the conversation goes on first,
+    deadline.cut()  # the clock rings next, in the same turn of the loop
+    async with asyncio.timeout(5):
+        [group] = await held
+    [failed] = group.failed
+    assert (failed.end, failed.meta["cut"]) == ("error", True)
+    assert failed.error == "cut: still under way when its step no longer waited"
 
 
 async def test_each_conversation_is_told_when_it_is_over_and_draws_go_on_where_they_were() -> None:

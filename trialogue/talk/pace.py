@@ -22,19 +22,20 @@ CLOCK: ContextVar[asyncio.Timeout | None] = ContextVar("clock", default=None)
 
 @contextmanager
 def off_the_clock() -> Generator[None]:
-    """Time in here does not count against the conversation."""
+    """Time in here does not count against the conversation; one that is cut stays cut."""
     clock = CLOCK.get()
     when = clock.when() if clock is not None and not clock.expired() else None
-    if clock is None or when is None:
-        yield
-        return
     loop = asyncio.get_running_loop()
     began = loop.time()
+    if clock is None or when is None or when <= began:  # about to end: let it
+        yield
+        return
     clock.reschedule(None)
     try:
         yield
     finally:
-        clock.reschedule(when + loop.time() - began)
+        if clock.when() is None and not clock.expired():  # else it was cut meanwhile
+            clock.reschedule(when + loop.time() - began)
 
 
 LONGEST_PAUSE = 30.0
