@@ -107,7 +107,7 @@ def main() -> None:
         "--demo", metavar="DIR", help="folder with finished demonstrations: DIR/*/summary.json"
     )
     parser.add_argument(
-        "--only", metavar="TEXT", default="", help="only cases of step and sample whose name has it"
+        "--only", metavar="TEXT", default="", help="only cases of step, sample and update whose name has it"
     )
     given = parser.parse_args()
     chosen = given.measurements or list(MEASUREMENTS)

@@ -8,7 +8,7 @@ is the ratio of the tokens that have to be computed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -90,12 +90,14 @@ def update_padded(folder: str, prompt: int, new: int) -> Callable[[], dict[str, 
 PARTS = {"ours": update_ours, "padded": update_padded}
 
 
-def measure(options: Options) -> list[Figure]:
+def measure(options: Options) -> Iterator[Figure]:
     assert options.model is not None
     cases = ((64, 16),) if options.quick else ((512, 128), (2048, 128))
     rates = find_rates()
-    figures: list[Figure] = []
     for prompt, new in cases:
+        case = f"{SIBLINGS} rows, prompt {prompt:,}, up to {new} trained"
+        if not options.wants(f"update, {case}"):
+            continue
         settings = {"folder": options.model, "prompt": prompt, "new": new}
         ours, packed, padded = alternate(
             [
@@ -112,28 +114,22 @@ def measure(options: Options) -> list[Figure]:
         for theirs, against in ((packed, "packed without sharing"), (padded, "padded batch in transformers")):
             rows = list(zip(ours, theirs, strict=True))
             fewer = rows[0][1]["tokens"] / rows[0][0]["tokens"]
-            case = f"{SIBLINGS} rows, prompt {prompt:,}, up to {new} trained"
             versions = join_versions(ours[0], theirs[0], against)
-            figures.append(
-                compare(
-                    f"update, {case} ({fewer:.1f} times fewer tokens)",
-                    "s",
-                    [(one["seconds"], other["seconds"]) for one, other in rows],
-                    against,
-                    bound=flops / rates["flops"],
-                    bounded_by="every distinct token forward and backward at GEMM speed",
-                    versions=versions,
-                )
+            yield compare(
+                f"update, {case} ({fewer:.1f} times fewer tokens)",
+                "s",
+                [(one["seconds"], other["seconds"]) for one, other in rows],
+                against,
+                bound=flops / rates["flops"],
+                bounded_by="every distinct token forward and backward at GEMM speed",
+                versions=versions,
             )
-            figures.append(
-                compare(
-                    f"peak memory of the update, {case}",
-                    "GB",
-                    [(one["peak"], other["peak"]) for one, other in rows],
-                    against,
-                    bound=(BODY + EMBEDDING) * 16 / 1e9,
-                    bounded_by="weights, gradients and Adam's two moments in float32",
-                    versions=versions,
-                )
+            yield compare(
+                f"peak memory of the update, {case}",
+                "GB",
+                [(one["peak"], other["peak"]) for one, other in rows],
+                against,
+                bound=(BODY + EMBEDDING) * 16 / 1e9,
+                bounded_by="weights, gradients and Adam's two moments in float32",
+                versions=versions,
             )
-    return figures
