@@ -26,17 +26,24 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 GROWTH = "![CPU seconds over conversations, turns, records, concurrency; dotted: ideal.](images/growth.png)"
 
 
+def show(value: float | None) -> str:
+    """Three digits that count, without powers of ten."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def to_table(figures: list[Figure]) -> str:
     lines = [
         "| what | ours | theirs | times better (range) | against | bound (ours is … times that) | by | n |"
     ]
     lines.append("| --- | ---: | ---: | ---: | --- | ---: | --- | ---: |")
     for one in figures:
-        theirs = "–" if one.theirs is None else f"{one.theirs:,.4g}"
-        ratio = "–" if one.ratio is None else f"{one.ratio:,.3g} ({one.low:,.3g}–{one.high:,.3g})"
-        away = "" if one.away is None else f" ({one.away:,.3g})"
-        bound = "–" if one.bound is None else f"{one.bound:,.3g}{away}"
-        ours = f"{one.ours:,.4g} {one.unit}"
+        theirs = "–" if one.theirs is None else show(one.theirs)
+        ratio = "–" if one.ratio is None else f"{show(one.ratio)} ({show(one.low)}–{show(one.high)})"
+        away = "" if one.away is None else f" ({show(one.away)})"
+        bound = "–" if one.bound is None else f"{show(one.bound)}{away}"
+        ours = f"{show(one.ours)} {one.unit}"
         cells = (
             one.name,
             ours,

@@ -141,6 +141,8 @@ def draw(curves: dict[str, list[tuple[int, float]]], target: Path) -> None:
         line = [first[1] * (size / first[0] if linear else 1) for size, _ in points]
         axes.loglog([size for size, _ in points], line, linestyle=":", color="#888888")
         axes.set(xlabel=name, title=f"slope {find_slope(points):.2f}")
+        if not linear:
+            axes.set_ylim(first[1] / 10, first[1] * 10)  # flat is to look flat
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("CPU seconds")
     figure.tight_layout()
