@@ -15,6 +15,7 @@ from trialogue.cli import main
 from trialogue.config import EvalConfig, LossSettings, TrainConfig, load_config
 from trialogue.errors import ConfigError
 from trialogue.hosts.export import export_verl, flatten, to_algorithm, to_hydra
+from trialogue.hosts.trl import to_prompts
 from trialogue.run import Run, read_config, read_marks
 from trialogue.task import Task
 from trialogue.world.scaffold import write_domain
@@ -39,6 +40,15 @@ def test_what_is_trained_from_test_tasks_elsewhere_is_marked(tmp_path: Path) -> 
     weights = tmp_path / "out" / "checkpoints" / "global_step_1" / "actor" / "huggingface"
     weights.mkdir(parents=True)
     assert read_marks(f"local:{weights}") == told["marks"] == ["learned from 4 test tasks of shop"]
+
+
+def test_prompts_for_trl_need_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the key nor the connections of one who is paid."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    settings = ["domain=shop", "user.model=openai:owner", "training.steps=1", "training.tasks_per_step=3"]
+    prompts = to_prompts(load_config(TrainConfig, None, settings))
+    assert [Task.model_validate_json(row["prompt"]).domain for row in prompts] == ["shop"] * 3
 
 
 def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@
     trainer = GRPOTrainer(model, reward_funcs=conversation_reward, rollout_func=make_rollout(config),
                           train_dataset=Dataset.from_list(to_prompts(config)), args=GRPOConfig(...))
 
-Conversations live on a thread of their own, where users and tools are awaited; replies are generated on the
-trainer's thread, for all conversations that wait at once.
+Conversations live on a thread of their own, where users and tools are awaited, with one event loop for all
+rollouts: a user's connections belong to the loop that opened them. Replies are generated on the trainer's
+thread, for all conversations that wait at once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import asyncio
 import logging
 import queue
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +28,12 @@ from trialogue.errors import ConfigError
 from trialogue.hosts.export import find_tasks
 from trialogue.hosts.holding import Holding, is_left_out, to_figures
 from trialogue.learn.samples import to_rows
+from trialogue.score.cast import Cast
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.speech import make_renderer
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
+from trialogue.world.find import find_domain
 
 log = logging.getLogger(__name__)
 PATIENCE = 0.05
@@ -38,8 +42,7 @@ PATIENCE = 0.05
 
 def to_prompts(config: TrainConfig) -> list[dict[str, str]]:
     """The rows of TRL's dataset: each prompt is a task, which `make_rollout` reads."""
-    domain = Holding.open(config, "").domain
-    tasks, _, marks = find_tasks(domain, config)
+    tasks, _, marks = find_tasks(find_domain(config.domain, config.data), config)
     for mark in marks:
         log.warning("marked: whatever is trained on these prompts has %s", mark)
     return [{"prompt": task.model_dump_json()} for task in tasks]
@@ -50,17 +53,41 @@ def conversation_reward(*, reward: Sequence[float | None], **_: Any) -> list[flo
     return list(reward)
 
 
-def make_rollout(config: TrainConfig) -> Callable[[list[str], Any], dict[str, list[Any] | None]]:
+def make_rollout(config: TrainConfig) -> Rollout:
     """TRL's `rollout_func`: one conversation for each entry of `prompts`, which TRL has repeated already."""
-    holding = Holding.open(config, "")
+    return Rollout(config)
 
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, list[Any] | None]:
+
+class Rollout:
+    """Conversations with the users and the event loop that all rollouts of a training share."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.holding = Holding.open(config, "")
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(
+            target=live, args=(self.loop, self.holding.cast), name="conversations", daemon=True
+        )
+        self.thread.start()
+        self._end = weakref.finalize(self, self.loop.call_soon_threadsafe, self.loop.stop)
+        self._end.atexit = False  # connections end with the process
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any] | None]:
         tasks = [Task.model_validate_json(prompt) for prompt in prompts]
         rounds = Rounds(trainer, len(tasks))
-        trajectories = rounds.run(hold_all(holding, tasks, trainer, rounds))
+        trajectories = rounds.run(hold_all(self.holding, tasks, trainer, rounds), self.loop)
         return to_columns(trajectories, trainer.processing_class.eos_token_id, rounds.scored)
 
-    return rollout
+    def close(self) -> None:
+        """Let go of the users' connections now; it happens too when nobody holds the rollout any more."""
+        self._end()
+        self.thread.join()
+
+
+def live(loop: asyncio.AbstractEventLoop, cast: Cast) -> None:
+    """Run the loop until it is stopped, then close on it what was opened on it."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        loop.run_forever()
+        runner.run(cast.close())
 
 
 async def hold_all(holding: Holding, tasks: list[Task], trainer: Any, rounds: Rounds) -> list[Trajectory]:
@@ -105,7 +132,7 @@ class Rounds:
         """Whether the generation backend tells log-probabilities; TRL computes them itself where not."""
         self._waiting: list[Wish] = []
         self._ready = asyncio.Event()
-        self._batches: queue.Queue[list[Wish] | BaseException | None] = queue.Queue()
+        self._batches: queue.Queue[list[Wish] | None] = queue.Queue()
 
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
@@ -128,42 +155,36 @@ class Rounds:
         if len(self._waiting) >= self.live:
             self._ready.set()
 
-    def run(self, conversations: Any) -> list[Trajectory]:
-        """Hold the conversations and generate for them until the last is over, here and elsewhere."""
-        results: list[Trajectory] = []
-        loop = asyncio.new_event_loop()
+    def run(
+        self, conversations: Awaitable[list[Trajectory]], loop: asyncio.AbstractEventLoop
+    ) -> list[Trajectory]:
+        """Hold the conversations on the loop, which runs on another thread, and generate for them until the
+        last is over, here and elsewhere."""
 
-        async def both() -> None:
+        async def both() -> list[Trajectory]:
             rounds = asyncio.create_task(self._send())
             try:
-                results.extend(await conversations)
+                return await conversations
             finally:
                 rounds.cancel()
                 await asyncio.wait([rounds])
 
-        def converse() -> None:
-            try:
-                loop.run_until_complete(both())
-                self._batches.put(None)
-            except BaseException as error:  # noqa: BLE001 - raised again on the trainer's thread
-                self._batches.put(error)
-
-        thread = threading.Thread(target=converse, name="conversations", daemon=True)
-        thread.start()
+        held = asyncio.run_coroutine_threadsafe(both(), loop)
+        held.add_done_callback(lambda _: self._batches.put(None))
         over = False
-        while True:
-            batch = None if over else self._batches.get()
-            if isinstance(batch, BaseException):
-                raise batch
-            over = batch is None
-            if self._is_over_everywhere(over):
-                break
-            replies = self._generate(batch or [])
-            for wish, reply in zip(batch or [], replies, strict=False):
-                loop.call_soon_threadsafe(_answer, wish.future, reply)
-        thread.join()
-        loop.close()
-        return results
+        try:
+            while True:
+                batch = None if over else self._batches.get()
+                over = batch is None
+                if over:
+                    held.result()  # raises what went wrong
+                if self._is_over_everywhere(over):
+                    return held.result()
+                replies = self._generate(batch or [])
+                for wish, reply in zip(batch or [], replies, strict=False):
+                    loop.call_soon_threadsafe(_answer, wish.future, reply)
+        finally:
+            held.cancel()  # nobody waits for replies that could not be generated
 
     async def _send(self) -> None:
         """A round begins when every conversation waits, or those that do have waited long enough."""

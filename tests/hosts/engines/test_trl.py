@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+sys.path.insert(0, str(Path(__file__).parents[2] / "talk"))
 pytest.importorskip("trl", reason="TRL lives in an environment of its own: make test-trl")
 
 from datasets import Dataset
+from endpoint import run_endpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -36,7 +39,7 @@ class Watched(GRPOTrainer):
         self.scored: list[dict[str, Any]] = []
         """In the order of the rollout; TRL shuffles before it splits into batches."""
         self.batches: list[dict[str, Any]] = []
-        told = self.rollout_func
+        told = self.given = self.rollout_func
 
         def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
             told_back = told(prompts, trainer)
@@ -189,3 +192,23 @@ async def test_two_steps(config: TrainConfig, tmp_path: Path, kind: Any) -> None
     print(f"{kind}: loss {float(loss.detach()):.6f} and {outputs.metrics['loss']:.6f}, cosine {cosine:.8f}")
     assert one.norm() > 0
     assert torch.allclose(one, other, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.timeout(600)
+def test_an_endpoint_plays_the_user_in_every_step(config: TrainConfig, tmp_path: Path) -> None:
+    """Connections and places in the queue outlive a rollout, and so does the event loop they belong to."""
+    with run_endpoint(script=["Paint it.", "Paint it.", "###STOP###"]) as server:
+        user = {"model": "openai:owner", "base_url": server.url, "concurrency": 2}
+        user |= {"retries": 0, "outage": 0.0}
+        played = TrainConfig.model_validate({**config.model_dump(), "user": user})
+        trainer = make_trainer(played, tmp_path, "grpo")
+        rollout = trainer.given
+        trainer.train()
+        assert len(trainer.rolled) == 2
+        for rolled in trainer.rolled:
+            assert rolled["failed"] == [0.0] * 2 * GROUP
+            assert set(rolled["user_turns"]) == {3.0}
+        assert server.look()["seen"] == {"none": 3 * 2 * 2 * GROUP}
+        rollout.close()
+        assert not rollout.thread.is_alive()
+        assert rollout.loop.is_closed()
