@@ -16,6 +16,8 @@ from pydantic import ValidationError
 
 from trialogue.errors import ConfigError, TrialogueError
 
+_HERE = Path(__file__).resolve().parent
+_INSTALLED = {"site-packages", "dist-packages"}
 _LONGEST = 300
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
@@ -84,9 +86,13 @@ def explain(error: Exception) -> str:
 def locate(error: Exception, folder: Path) -> tuple[str, str]:
     """Which function of a folder's own code was called when this was raised, and the line it had come to;
     both are empty where none was."""
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve().is_relative_to(folder.resolve())
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(Path(frame.filename).resolve(), folder.resolve())]
     return (own[0].name, f"{Path(own[-1].filename).name}, line {own[-1].lineno}") if own else ("", "")
+
+
+def _is_own(file: Path, folder: Path) -> bool:
+    """Whether a file is a folder's own code, not that of an environment or of ours that lies inside it."""
+    if not file.is_relative_to(folder) or _INSTALLED & set(file.relative_to(folder).parts):
+        return False
+    return not (file.is_relative_to(_HERE) and _HERE.is_relative_to(folder))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trialogue import ConfigError, DomainError, find_domain
+from trialogue.reading import from_json, locate
 
 MODULE = """
 from trialogue import Database, Domain, Record, Table
@@ -141,3 +142,22 @@ def test_wrong_paths(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             find_domain(f"{tmp_path}/{wrong}")
+
+
+def test_an_environment_inside_a_folder_is_not_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    name = f"flour_{abs(hash(tmp_path))}"
+    (packages / f"{name}.py").write_text("\n\n\ndef sift():\n    raise RuntimeError('no flour')\n")
+    (tmp_path / "domain.py").write_text(f"import {name}\n{name}.sift()\n")
+    monkeypatch.syspath_prepend(str(packages))
+    with pytest.raises(DomainError, match=r"no flour \(domain.py, line 2\)"):
+        find_domain(str(tmp_path))
+
+
+def test_our_own_code_inside_a_folder_is_not_its_own() -> None:
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        from_json("{")
+    assert locate(caught.value, Path(__file__).parents[2])[1].startswith(Path(__file__).name)
