@@ -188,7 +188,7 @@ class LossSettings(Section):
     """Weight of the k3 divergence from the weights training began with."""
     importance_cap: float = Field(default=0.0, ge=0)
     """Truncated importance sampling: correct for sampler and trainer disagreeing, with weights up to this;
-    0 takes the sampler's log-probabilities as they are."""
+    0 takes the sampler's log-probabilities as they are. `train` needs training.mini_batches=1 with it."""
 
     @property
     def clips(self) -> tuple[float, float]:

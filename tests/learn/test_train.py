@@ -211,6 +211,13 @@ def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
     assert_same(whole, parts)
 
 
+async def test_an_importance_cap_needs_whole_steps(train_config: Configure) -> None:
+    wrong = train_config(loss__importance_cap=2.0, training__mini_batches=2)
+    with pytest.raises(ConfigError, match=r"set training.mini_batches=1 or loss.importance_cap=0"):
+        await train(wrong)
+    assert not (Path(wrong.run.directory) / "train").exists()
+
+
 async def test_a_run_that_cannot_be_set_up_is_let_go_of(
     train_config: Configure, sft_config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

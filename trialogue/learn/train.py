@@ -53,6 +53,11 @@ async def train(
     """Train and return the run directory. Stopped by Ctrl-C or for want of money it saves, and `resume` goes
     on exactly there; what the user was paid to say is not asked for again."""
     config = settle(config, resume)
+    if config.loss.importance_cap and config.training.mini_batches > 1:
+        raise ConfigError(
+            "loss.importance_cap takes each update's own weights as the old ones, so that later mini-batches "
+            "would never be clipped: set training.mini_batches=1 or loss.importance_cap=0"
+        )
     domain, cast = set_up(config)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
