@@ -7,8 +7,9 @@ import json
 import random
 import selectors
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import fields
+from math import nan
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,11 +19,12 @@ from trialogue import Reply
 from trialogue.config import StragglerSettings, TrainConfig
 from trialogue.errors import BudgetError, ConfigError
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
-from trialogue.learn.train import make_waves, train
+from trialogue.learn.train import make_waves, to_step, train
+from trialogue.messages import Message
 from trialogue.run import list_checkpoints, read_lines, read_trajectories
 from trialogue.score.cast import Cast
 from trialogue.task import Side, Task
-from trialogue.trajectory import Group
+from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.find import find_domain
 from trialogue.world.tools import ToolResult
@@ -166,14 +168,39 @@ def test_everything_begun_is_learned_from_or_told(wall: str) -> None:
     ids = [item.id for group in groups for item in (*group.trajectories, *group.failed)]
     assert len(ids) == len(set(ids)) == STEPS * TASKS * SIZE == sum(started.values())
     assert waves.waves == []
-    figures = [measure_flow(find_domain(wall).tasks("train"), step, SIZE, 0) for step in taken]
+    figures = [measure_flow(find_domain(wall).tasks("train"), step, [], SIZE, 0) for step in taken]
     for family in ("inside", "outside"):
-        trained = sum(line["trained"].get(family, 0) for line in figures)
+        graded = sum(line["graded"].get(family, 0) for line in figures)
         cut = sum(line["cut"].get(family, 0) for line in figures)
-        assert sum(line["started"][family] for line in figures) == started[family] == trained + cut
+        assert sum(line["started"][family] for line in figures) == started[family] == graded + cut
         assert 0.02 < cut / started[family] < 0.09  # the slow ones, of whichever family
     assert all(item.blame == "user" for group in groups for item in group.failed)
     assert all((item.error or "").startswith("cut: ") for group in groups for item in group.failed)
+
+
+def test_only_what_rows_are_made_of_counts_as_trained(wall: str) -> None:
+    inside, outside = find_domain(wall).tasks("train")[:2]
+    tokens = Tokens(start=True, prompt=(1, 2), reply=(3,), logprobs=(-1.0,))
+    turn = Turn(side="agent", message=Message(role="assistant", content="Done."), tokens=tokens)
+
+    def hold(task: Task, values: Sequence[float], logprob: float = -1.0) -> Group:
+        said = turn.model_copy(update={"tokens": tokens.model_copy(update={"logprobs": (logprob,)})})
+        talks = [
+            Trajectory(
+                id=f"{task.id}/{logprob}/{number}",
+                task=task,
+                turns=(said if number else turn,),
+                end="user_stop",
+                reward=Reward(value=value),
+            )
+            for number, value in enumerate(values)
+        ]
+        return Group(task=task, trajectories=tuple(talks))
+
+    groups = [hold(inside, (1, 0)), hold(outside, (1, 1)), hold(outside, (1, 0), nan)]
+    found = measure_flow([inside, outside, outside], groups, to_step(groups, TrainConfig()), 2, 0)
+    assert found["started"] == found["graded"] == {"inside": 2, "outside": 4}
+    assert found["trained"] == {"inside": 2, "outside": 1}  # one group is flat, one of the other no number
 
 
 def test_nothing_is_older_than_allowed(wall: str) -> None:
@@ -327,11 +354,13 @@ async def test_partial_conversations_go_on_with_newer_weights(
     ended = Counter[str]()
     for line in lines:
         begun.update(line["started"])
-        ended.update(line["trained"])
+        ended.update(line["graded"])
         ended.update(line["cut"])
     assert begun == ended == Counter({"inside": 72, "outside": 72})
     held = [item for item in read_trajectories(run) if not item.id.startswith("eval-")]
     assert len({item.id for item in held}) == len(held) == 144
+    learned = Counter(item.task.family for item in held if "advantage" in item.meta)
+    assert sum((Counter(line["trained"]) for line in lines), Counter[str]()) == learned
     versions = [{turn.tokens.version for turn in item.turns if turn.tokens is not None} for item in held]
     assert any(len(found) > 1 for found in versions)  # one conversation, two versions of the weights
     assert any(

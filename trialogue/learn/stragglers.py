@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from trialogue.config import StragglerSettings
-from trialogue.engine.api import Completion, SamplingParams
+from trialogue.engine.api import Completion, Row, SamplingParams
 from trialogue.talk.local import Sampler
 from trialogue.talk.rollout import Deadline
 from trialogue.task import Task
@@ -182,8 +182,13 @@ def count_families(tasks: Iterable[Task], times: int = 1) -> dict[str, int]:
     return {family: times * number for family, number in sorted(found.items())}
 
 
-def measure_flow(started: Sequence[Task], groups: Sequence[Group], size: int, version: int) -> dict[str, Any]:
-    """What became of the conversations of a step, by family, and how old the weights were that spoke."""
+def measure_flow(
+    started: Sequence[Task], groups: Sequence[Group], rows: Iterable[Row], size: int, version: int
+) -> dict[str, Any]:
+    """What became of the conversations of a step, by family, and how old the weights were that spoke. What
+    was graded need not be learned from: a group may be flat, a conversation left out."""
+    ids = {row.id for row in rows}
+    learned = [item for group in groups for item in (*group.trajectories, *group.failed) if item.id in ids]
     held = [item for group in groups for item in group.trajectories]
     cut = [item for group in groups for item in group.failed if item.meta.get("cut")]
     ages = [
@@ -195,7 +200,8 @@ def measure_flow(started: Sequence[Task], groups: Sequence[Group], size: int, ve
     ]
     return {
         "started": count_families(started, size),
-        "trained": count_families(item.task for item in held),
+        "graded": count_families(item.task for item in held),
+        "trained": count_families(item.task for item in learned),
         "cut": count_families(item.task for item in cut),
         "staleness": fmean(ages) if ages else 0.0,
         "staleness_max": max(ages, default=0),

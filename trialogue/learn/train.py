@@ -121,7 +121,7 @@ async def train(
                 if config.training.redraw_flat_groups:
                     metrics["redrawn_groups"] = len(flat)
                 version = learner.engine.weight_version
-                metrics |= measure_flow(tasks, groups, config.training.group_size, version)
+                metrics |= measure_flow(tasks, groups, rows, config.training.group_size, version)
                 checks.see_conversations(metrics, len(rows))
                 async with gate.closed():
                     metrics |= await update(learner.engine, rows, step, config, reference)
