@@ -15,6 +15,8 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +80,8 @@ class TinkerEngine:
         self._changed = False
         self._pending = 0
         """Sequences whose gradient waits for an optimizer step."""
+        self._broken = False
+        """Whether a gradient since the last optimizer step was no finite number, and so was not sent."""
 
     def close(self) -> None:
         """The service forgets a client that no longer calls."""
@@ -137,6 +141,10 @@ class TinkerEngine:
         gradient, metrics = differentiate(rows, masked, now, loss)
         # A row without trained tokens has no gradient, and some services would divide by its weights.
         kept = [number for number, places in enumerate(masked) if places]
+        numbers = (value for number in kept for value in everything[number] + gradient[number])
+        if not all(map(isfinite, (metrics["loss"], *numbers))):
+            self._broken = True
+            return Outputs(now, metrics)
         data: list[Any] = []
         for number in kept:
             row, places = rows[number], masked[number]
@@ -169,10 +177,18 @@ class TinkerEngine:
         )
 
     async def optim_step(self, params: OptimParams) -> dict[str, float]:
-        if not self._pending:
+        if not self._pending and not self._broken:
             raise EngineError("there is no gradient to apply: call forward_backward before optim_step")
         if params.grad_clip and self.reduction == "sequence_mean":
             raise EngineError("SkyRL's server does not clip gradients; set optimizer.gradient_clip=0")
+        skipped, self._broken = self._broken, False
+        if self._pending:
+            # What was sent before a broken part cannot be taken back, only applied at rate 0.
+            await self._apply(replace(params, learning_rate=0.0, weight_decay=0.0) if skipped else params)
+            self._pending, self._changed = 0, self._changed or not skipped
+        return {"learning_rate": params.learning_rate, "skipped": float(skipped)}
+
+    async def _apply(self, params: OptimParams) -> None:
         adam = self.types.AdamParams(
             learning_rate=params.learning_rate,
             beta1=params.betas[0],
@@ -182,8 +198,6 @@ class TinkerEngine:
             grad_clip_norm=params.grad_clip,
         )
         await (await self.trainer.optim_step_async(adam)).result_async()
-        self._pending, self._changed = 0, True
-        return {"learning_rate": params.learning_rate, "skipped": 0.0}
 
     async def publish(self) -> int:
         if self._changed or self.sampler is None:
@@ -205,7 +219,7 @@ class TinkerEngine:
         record = await asyncio.to_thread(read_record, path)
         await (await self.trainer.load_state_with_optimizer_async(record["path"])).result_async()
         self.weight_version, self.sampler = int(record["weight_version"]), None
-        self._changed, self._pending = False, 0
+        self._changed, self._pending, self._broken = False, 0, False
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -269,8 +283,8 @@ def compare(output: Any, expected: Sequence[Sequence[float]]) -> None:
     """The update must have seen the very log-probabilities its gradient was worked out from."""
     for item, known in zip(output.loss_fn_outputs, expected, strict=True):
         found = list(item["logprobs"].data)[: len(known)]
-        worst = max((abs(one - other) for one, other in zip(found, known, strict=True)), default=0.0)
-        if worst > 1e-2:
+        gaps = [abs(one - other) for one, other in zip(found, known, strict=True)]
+        if not all(gap <= 1e-2 for gap in gaps):
             raise EngineError(
-                f"the service scored the same tokens differently by {worst:.2g} within one step"
+                f"the service scored the same tokens differently by {max(gaps):.2g} within one step"
             )
