@@ -148,7 +148,8 @@ def to_outputs(trajectory: Trajectory, sizes: Sizes, filler: int) -> list[AgentL
     of which nothing is trained."""
     failed = is_left_out(trajectory)
     rows = to_rows(trajectory, 0.0) or [Row([filler], [0], [0.0], [0.0])]
-    versions = [turn.tokens.version for turn in trajectory.turns if turn.tokens is not None] or [0]
+    sampled = [turn.tokens for turn in trajectory.turns if turn.side == "agent" and turn.tokens is not None]
+    versions = [tokens.version for tokens in sampled if tokens.reply] or [0]  # empty: cut for want of room
     extra_fields = {
         "turn_scores": [],
         "tool_rewards": [],

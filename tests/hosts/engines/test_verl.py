@@ -39,18 +39,19 @@ from trialogue.engine.api import EngineSettings, OptimParams, Row
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.hosts.export import export_verl
 from trialogue.hosts.holding import to_figures
-from trialogue.hosts.verl import ConversationLoop, open_holding
+from trialogue.hosts.verl import ConversationLoop, Sizes, open_holding, to_outputs
 from trialogue.learn.grpo import PolicyLoss
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.learn.train import has_signal, to_step
+from trialogue.messages import Message
 from trialogue.run import read_trajectories
 from trialogue.score.reward import grade
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.rollout import rollout
 from trialogue.talk.speech import load_renderer
 from trialogue.task import Task
-from trialogue.trajectory import Group, Trajectory, in_order
+from trialogue.trajectory import Group, Tokens, Trajectory, Turn, in_order
 
 pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[3]
@@ -332,6 +333,25 @@ async def test_the_newer_trainer_never_sees_a_failed_conversation(exported: Expo
     assert held.extra_fields["conversation"]["id"].startswith("1/")
 
 
+def test_a_local_users_weights_are_not_the_agents() -> None:
+    turns = (
+        Turn(
+            side="user",
+            message=Message(role="user", content="Paint it."),
+            tokens=Tokens(prompt=(1,), reply=(2,), logprobs=(-1.0,), version=0),
+        ),
+        Turn(
+            side="agent",
+            message=Message(role="assistant", content="Done."),
+            tokens=Tokens(start=True, prompt=(1, 2), reply=(3,), logprobs=(-1.0,), version=7),
+        ),
+    )
+    task = Task(id="one", domain="wall", instructions="You want a blue wall.")
+    held = Trajectory(id="one", task=task, turns=turns, end="max_turns")
+    [output] = to_outputs(held, Sizes(12, 20), 0)
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (7, 7)
+
+
 @pytest.mark.parametrize("room", [3, 20, 47])
 async def test_nothing_outgrows_the_response(exported: Exported, room: int) -> None:
     rollout = "actor_rollout_ref.rollout"
@@ -341,6 +361,11 @@ async def test_nothing_outgrows_the_response(exported: Exported, room: int) -> N
     assert len(output.prompt_ids) <= 12
     assert output.extra_fields["conversation"]["end"] == "too_long"
     assert output.reward_score == 0.0
+    told = output.extra_fields
+    assert (told["min_global_steps"], told["max_global_steps"]) == (
+        3,
+        3,
+    )  # whoever is cut has sampled nothing
     trained = [
         value for value, mask in zip(output.response_logprobs, output.response_mask, strict=True) if mask
     ]
