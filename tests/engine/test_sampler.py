@@ -122,6 +122,45 @@ async def test_a_short_prefix_is_shared_where_copies_have_no_room(kind, make_mod
     assert tight.sampler.clock < roomy.sampler.clock + 4  # all speak at once here as there
 
 
+async def test_a_prefix_just_joined_is_not_evicted(make_model, open_engine):
+    """Four requests of two kinds come at once, and there is room for both prefixes but not for all four."""
+    trunks = [make_prompt(70, 150), make_prompt(71, 150)]
+    prompts = [trunk + make_prompt(72 + number, 6) for number, trunk in enumerate(trunks * 2)]
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    roomy = open_engine(make_model("llama"))
+    expected = await roomy.sample(prompts, params)
+    tight = open_engine(make_model("llama"), cache_bytes=320 * roomy.sampler.token_bytes)
+    await tight.sample(prompts[::2], params)  # makes the first prefix known; nobody uses it afterwards
+    sampler = tight.sampler
+    [first] = sampler.prefixes
+    before = sampler.computed_tokens
+    advance = sampler._advance
+
+    def watched(pieces):
+        used = [request.cache.prefix for request in sampler.active]
+        assert all(prefix is None or prefix in sampler.prefixes for prefix in used)
+        return advance(pieces)
+
+    sampler._advance = watched
+    found = await tight.sample(prompts, params)
+    assert [item.tokens for item in found] == [item.tokens for item in expected]
+    assert first in sampler.prefixes
+    assert sampler.computed_tokens - before == 150 + 4 * 6
+
+
+async def test_a_request_alone_takes_the_room_of_what_others_would_share(make_model, open_engine):
+    """The first needs nearly all there is; those behind it have joined a prefix that has to go for it."""
+    trunk = make_prompt(80, 150)
+    behind = [trunk + make_prompt(81 + number, 6) for number in range(2)]
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    roomy = open_engine(make_model("llama"))
+    prompts = [make_prompt(83, 250), *behind]
+    expected = await roomy.sample(prompts, params)
+    tight = open_engine(make_model("llama"), cache_bytes=300 * roomy.sampler.token_bytes)
+    await tight.sample(behind, params)
+    assert [item.tokens for item in await tight.sample(prompts, params)] == [item.tokens for item in expected]
+
+
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_coming_and_going_gives_what_plain_computation_gives(seed, make_model, open_engine):

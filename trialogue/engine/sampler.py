@@ -165,29 +165,39 @@ class Sampler:
         ready.sort(key=lambda request: request.cache is None or request.cache.slot < 0)
         new = [request for request in ready if request.cache is not None and request.cache.slot < 0]
         self.copying = self._can_copy(new)
-        room = not new or self._reserve(len(new), max(map(self._needed, new)))
+        room = not new or self._reserve(len(new), max(map(self._needed, new)), joining=new)
         for number, request in enumerate(ready):
             assert request.cache is not None
-            if request.cache.slot < 0 and not (room or self._reserve(1, self._needed(request))):
-                if not self.active:
-                    request.error = self._too_small(request)
-                    self._finish(request)
-                    ended.append(request)
-                    continue
-                for later in ready[number:]:
+            rest = ready[number:]
+            if request.cache.slot < 0 and not (room or self._reserve(1, self._needed(request), joining=rest)):
+                rest = rest if self.active else rest[1:]
+                for later in rest:
                     self._put_back(later)
-                self.waiting = ready[number:] + self.waiting
+                self.waiting = rest + self.waiting
+                if not self.active and not self._admit_alone(request):
+                    ended.append(request)
                 break
             if request.cache.slot < 0:
                 self._take_slot(request)
             self.active.append(request)
         return ended
 
+    def _admit_alone(self, request: Request) -> bool:
+        """Admit whoever has nobody to wait for: what all others might share makes room, or there is none."""
+        if not self._reserve(1, self._needed(request), joining=[request]):
+            request.error = self._too_small(request)
+            self._finish(request)
+            return False
+        self._take_slot(request)
+        self.active.append(request)
+        return True
+
     def _put_back(self, request: Request) -> None:
-        """Undo admission; the cache stays for when the request is tried again."""
+        """Undo admission; a cache with a slot stays for when the request is tried again, but a prefix that
+        was only joined is free to be evicted."""
         if request.cache is not None:
             request.cache.request = None
-            if request.session is None:
+            if request.session is None or request.cache.slot < 0:
                 self._release(request.cache)
         request.cache = None
 
@@ -206,7 +216,7 @@ class Sampler:
             entries = [(request.sequence[:-1], self._prefix_length(request)) for request in fresh]
             entries += [(cached.tokens, -1) for cached in alone]
             tokens = best_shared_prefix(entries, self.shortest_prefix)
-            if tokens is None or not self._reserve(0, 0, len(tokens)):
+            if tokens is None or not self._reserve(0, 0, len(tokens), joining=fresh):
                 break
             # Making room may have evicted some of those found.
             holders = [
@@ -292,9 +302,12 @@ class Sampler:
         shared = sum(len(prefix.tokens) for prefix in self.prefixes)
         return (slots * capacity + shared + more) * self.token_bytes <= self.cache_bytes
 
-    def _reserve(self, more_slots: int, capacity: int, more_tokens: int = 0) -> bool:
+    def _reserve(
+        self, more_slots: int, capacity: int, more_tokens: int = 0, joining: Sequence[Request] = ()
+    ) -> bool:
         """Have so many slots more, all of that capacity, and room for a prefix. What nobody needs now is
-        evicted, longest unused first; False when even that does not help."""
+        evicted, longest unused first; False when even that does not help. `joining` are requests that have
+        a prefix but no slot yet."""
         while True:
             holding = self._holding()
             slots = len(holding) + more_slots
@@ -303,6 +316,7 @@ class Sampler:
                 break
             idle = [cached for cached in holding if cached.request is None]
             in_use = {id(cached.prefix) for cached in holding}
+            in_use |= {id(request.cache.prefix) for request in joining if request.cache}
             unused = [prefix for prefix in self.prefixes if id(prefix) not in in_use]
             if idle:
                 self._release(min(idle, key=lambda cached: cached.used))
