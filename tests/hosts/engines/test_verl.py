@@ -51,7 +51,7 @@ from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.rollout import rollout
 from trialogue.talk.speech import load_renderer
 from trialogue.task import Task
-from trialogue.trajectory import Group, Tokens, Trajectory, Turn, in_order
+from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn, in_order
 
 pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[3]
@@ -347,7 +347,7 @@ def test_a_local_users_weights_are_not_the_agents() -> None:
         ),
     )
     task = Task(id="one", domain="wall", instructions="You want a blue wall.")
-    held = Trajectory(id="one", task=task, turns=turns, end="max_turns")
+    held = Trajectory(id="one", task=task, turns=turns, end="user_stop", reward=Reward(value=1.0))
     [output] = to_outputs(held, Sizes(12, 20), 0)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (7, 7)
 
