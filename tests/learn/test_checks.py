@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from math import inf, nan
+from dataclasses import replace
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trialogue.errors import EngineError
 from trialogue.learn import grpo
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.checks import Checks, to_plain
-from trialogue.learn.train import to_step, train
+from trialogue.learn.train import join_parts, to_step, train, update
 from trialogue.run import Run, read_lines
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
@@ -113,7 +114,7 @@ def test_no_signal_for_long() -> None:
 def test_numbers_that_are_none_stop_the_run_after_a_while(metrics: dict[str, Any]) -> None:
     checks = Checks()
     checks.see_update(metrics)
-    assert "the step was skipped" in checks.collect()[0]
+    assert "that update was skipped" in checks.collect()[0]
     checks.see_update({"loss": 1.0, "skipped": 0.0})
     for _ in range(2):
         checks.see_update(metrics)
@@ -211,7 +212,7 @@ async def test_a_poisoned_step_is_skipped_in_a_real_run(
     lines = [line for _, line in read_lines(run / "metrics.jsonl")]
     assert [line["skipped"] for line in lines] == [0.0, 1.0, 0.0]
     assert lines[1]["loss"] is None
-    assert "the step was skipped" in lines[1]["warnings"][0]
+    assert "that update was skipped" in lines[1]["warnings"][0]
     assert "warnings" not in lines[0]
     assert "warning: loss or gradient is no finite number" in capfd.readouterr().err
     first, second, third = (
@@ -219,6 +220,42 @@ async def test_a_poisoned_step_is_skipped_in_a_real_run(
     )
     assert all(first[name].equal(second[name]) for name in first)
     assert not all(second[name].equal(third[name]) for name in first)
+
+
+async def test_a_poisoned_mini_batch_is_seen_whichever_it_is(
+    train_config: Configure, blank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(training__mini_batches=2)
+    rows = [Row([1, 2, 3], [0, 1, 1], [0.0, -5.0, -5.0], [share] * 3) for share in (1.0, -1.0, 0.5, -0.5)]
+    real, calls = grpo.reduce, [0]
+
+    def poisoned(losses: torch.Tensor, batch: Any, settings: Any) -> torch.Tensor:
+        calls[0] += 1
+        return real(losses, batch, settings) * (nan if calls[0] == 1 else 1.0)
+
+    monkeypatch.setattr(grpo, "reduce", poisoned)
+    engine = load_learner(config.learner, 0).engine
+    known = await engine.forward(rows, 1.0)  # nothing is clipped
+    rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
+    metrics = await update(engine, rows, 0, config, None)
+    assert calls == [2]
+    assert metrics["skipped"] == 1.0
+    assert isnan(metrics["loss"])
+    checks = Checks()
+    checks.see_update(metrics)
+    assert any("that update was skipped" in warning for warning in checks.collect())
+    metrics = await update(engine, list(rows), 1, config, None)
+    assert metrics["skipped"] == 0.0
+    assert isfinite(metrics["loss"])
+
+
+def test_mini_batches_are_averaged() -> None:
+    one = {"loss": 1.0, "logprob_gap": 0.1, "entropy": 0.5, "grad_norm": 2.0, "skipped": 0.0}
+    other = {"loss": 3.0, "logprob_gap": 0.9, "entropy": 0.25, "grad_norm": nan, "skipped": 1.0}
+    joined = join_parts([one, other, other])
+    assert isnan(joined.pop("grad_norm"))
+    assert joined == {"loss": 7 / 3, "logprob_gap": 0.1, "entropy": 1 / 3, "skipped": 2.0}
+    assert join_parts([one]) == one
 
 
 async def test_weights_that_are_none_are_told(blank: Path) -> None:

@@ -17,11 +17,12 @@ import pytest
 
 from trialogue import Reply
 from trialogue.config import StragglerSettings, TrainConfig
+from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import BudgetError, ConfigError
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
 from trialogue.learn.train import make_waves, to_step, train
 from trialogue.messages import Message
-from trialogue.run import list_checkpoints, read_lines, read_trajectories
+from trialogue.run import list_checkpoints, read_about, read_lines, read_trajectories
 from trialogue.score.cast import Cast
 from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
@@ -330,6 +331,60 @@ def make_slow(wall: Path, file: Path) -> Path:
     text = wall.read_text(encoding="utf-8")
     file.write_text(text.replace("TASKS = [", SLOW_USER + "\n\nTASKS = [", 1), encoding="utf-8")
     return file
+
+
+async def test_nobody_samples_while_a_checkpoint_is_saved(
+    train_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several processes refuse to save under open requests; one alone, which could, is made as strict here.
+    One conversation comes back to its agent while the weights change, and samples when they have."""
+    enter, sample = Gate.sample, TorchEngine.sample
+    publish, save_state = TorchEngine.publish, TorchEngine.save_state
+    changing = asyncio.Event()
+    calls = busy = 0
+
+    async def come_back(self: Gate, *given: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await changing.wait()
+        return await enter(self, *given, **more)
+
+    async def sample_slowly(self: TorchEngine, *given: Any, **more: Any) -> Any:
+        nonlocal busy
+        busy += 1
+        try:
+            await asyncio.sleep(0.2)
+            return await sample(self, *given, **more)
+        finally:
+            busy -= 1
+
+    async def publish_slowly(self: TorchEngine) -> int:
+        changing.set()
+        await asyncio.sleep(0.01)
+        return await publish(self)
+
+    async def save_strictly(self: TorchEngine, path: Path) -> None:
+        assert not busy
+        await save_state(self, path)
+        assert not busy
+
+    monkeypatch.setattr(Gate, "sample", come_back)
+    monkeypatch.setattr(TorchEngine, "sample", sample_slowly)
+    monkeypatch.setattr(TorchEngine, "publish", publish_slowly)
+    monkeypatch.setattr(TorchEngine, "save_state", save_strictly)
+    run = await train(
+        train_config(
+            training__steps=2,
+            training__checkpoint_every=1,
+            stragglers__policy="carry",
+            stragglers__quorum=0.5,
+            stragglers__patience=1.0,
+        )
+    )
+    [wave] = json.loads((list_checkpoints(run)[0] / "trainer.json").read_text())["waves"]
+    assert wave["tasks"]  # some were under way
+    assert read_about(run)["state"] == "finished"
 
 
 async def test_partial_conversations_go_on_with_newer_weights(

@@ -96,7 +96,7 @@ class Checks:
             if broken:
                 self.find(
                     "finite",
-                    "loss or gradient is no finite number: the step was skipped, the weights are as before; "
+                    "loss or gradient is no finite number: that update was skipped and changed no weights; "
                     "lower the learning rate if it happens again",
                 )
             self._count("broken", broken, "had no finite gradient; lower optimizer.learning_rate")

@@ -144,7 +144,8 @@ async def train(
                 if not stop and is_due(step + 1, config):
                     await evaluate_learner(step + 1, run, domain, learner, gate, cast, config, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
-                    await checkpoints.save(step + 1, to_facts(step + 1, level, checks, waves))
+                    async with gate.closed():  # several processes save together, and then none may sample
+                        await checkpoints.save(step + 1, to_facts(step + 1, level, checks, waves))
                 if stop:
                     state = "stopped"
                     return run.path
@@ -153,7 +154,8 @@ async def train(
         return run.path
     except BudgetError as error:
         LOG.warning("%s; saved after step %d", error, reached)
-        await checkpoints.save(reached, to_facts(reached, level, checks, waves))
+        async with gate.closed():
+            await checkpoints.save(reached, to_facts(reached, level, checks, waves))
         state = "stopped"
         return run.path
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -365,15 +367,25 @@ async def update(
         rows = [replace(row, reference_logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
     random.Random(derive_seed(config.seed, "rows", step)).shuffle(rows)
     size = -(-len(rows) // config.training.mini_batches)
-    metrics: dict[str, Any] = {}
+    parts: list[dict[str, float]] = []
     for first in range(0, len(rows), size):
         outputs = await engine.forward_backward(
             rows[first : first + size], PolicyLoss(config.loss), temperature=config.training.temperature
         )
-        gap = {key: metrics[key] for key in ("logprob_gap", "logprob_gap_max") if key in metrics}
-        metrics |= outputs.metrics | gap  # the first mini-batch compares like with like
-        metrics |= await engine.optim_step(to_optim(config.optimizer, step, config.training.steps))
-    return metrics
+        optim = to_optim(config.optimizer, step, config.training.steps)
+        parts.append(outputs.metrics | await engine.optim_step(optim))
+    return join_parts(parts)
+
+
+def join_parts(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The metrics of a step from those of its mini-batches: skipped ones are counted, the others averaged, so
+    that a number that is none stays visible. The gap is the first one's: it alone compares like with like."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = dict(parts[0])
+    for key in joined.keys() - {"logprob_gap", "logprob_gap_max", "learning_rate"}:
+        joined[key] = sum(part[key] for part in parts) / (1 if key == "skipped" else len(parts))
+    return joined
 
 
 def to_optim(optimizer: Optimizer, step: int, steps: int) -> OptimParams:
