@@ -24,7 +24,7 @@ from typing import Any
 
 from trialogue.config import SftConfig, TrainConfig, load_config
 from trialogue.errors import ModelError
-from trialogue.learn.demo import COLD_START, LEVELS, take_test
+from trialogue.learn.demo import COLD_START, LEVELS, refuse_unfinished, take_test
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import read_lines
@@ -87,6 +87,7 @@ async def run(name: str, demo: Path, out: Path) -> dict[str, Any]:
         if name == "outages scored":
             own += ["training.score_failures=true", "rollout.redraws=0"]
         model = await train(load_config(TrainConfig, None, [*place, *own]), watch=tell)
+    refuse_unfinished(model)
     result = await take_test(model, f"test-{name.replace(' ', '-')}", place[:-1])
     return {"pass^1": result["pass^1"], "low": result["pass^1_low"], "high": result["pass^1_high"]}
 
