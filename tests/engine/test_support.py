@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,9 @@ from transformers import (
 )
 
 from trialogue.engine import Engine, SamplingParams
-from trialogue.errors import EngineError
+from trialogue.engine.models import find_folder
+from trialogue.errors import ConfigError, EngineError
+from trialogue.talk.speech import load_renderer
 
 SIZES = {
     "hidden_size": 32,
@@ -96,3 +99,20 @@ def test_the_model_alone_can_no_longer_be_called(open_engine):
 def test_the_seam_imports_no_torch():
     code = "import sys, trialogue.engine, trialogue.engine.api; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["runs/cold", "here/gone", "./cold", "cold"])
+def test_a_model_that_is_not_there_is_no_name_for_a_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"no model at '{name}'"):
+        find_folder(name)
+    assert find_folder("some/model") == "some/model"
+
+
+def test_a_folder_without_a_tokenizer_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot load the model") as caught:
+        load_renderer(str(tmp_path))
+    assert "\n" not in str(caught.value)

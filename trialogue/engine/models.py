@@ -27,7 +27,8 @@ def find_folder(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         return str(find_weights(path))
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    is_near = path.parts[:1] == ("runs",) or path.parent.is_dir()
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 or is_near:
         raise ConfigError(
             f"no model at '{name}': give tiny, smollm2, a run directory, a folder of weights, or a hub name"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import Limits, Speaker
+from trialogue.errors import ConfigError
 from trialogue.talk.brief import BriefRenderer
 from trialogue.talk.local import LocalSource, Sampling
 from trialogue.talk.render import Renderer, find_renderer
@@ -21,7 +22,10 @@ def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
     """The tokenizer and renderer of a model's folder; `name` overrides what the folder says."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:  # none there, or a hub without such a model or out of reach
+        raise ConfigError(f"cannot load the model '{folder}': {str(error).splitlines()[0]}") from error
     return tokenizer, make_renderer(tokenizer, folder, name)
 
 
