@@ -177,6 +177,7 @@ SPOILT: dict[str, tuple[str, str, Content, str]] = {
         "line 1, task t1: meta: Value error, level",
     ),
     "no scenario": ("own", "scenario.json", '{"summary": "x"}', "scenario.json: tables: Field required"),
+    "a field too long": ("own", "scenario.json", '{"' + "s" * 5000 + '": 1}', "...: Extra inputs"),
     "a tower of TOML": ("own", "server.toml", "a = " + "[" * 5000, "server.toml: nested too deeply"),
     "no traits": ("own", "personas.toml", "[tone]\n[chance.mild]\n", "personas.toml: ValueError: a group"),
     "nobody": ("own", "personas.jsonl", "", "personas.jsonl: ValueError: a group"),
@@ -200,6 +201,7 @@ def test_what_is_wrong_with_a_file_is_told(fuzz: ModuleType, case: str) -> None:
         (folder / place).write_text(good, encoding="utf-8")
     assert str(folder) in str(caught.value)
     assert told in str(caught.value)
+    assert len(str(caught.value)) < files.LONGEST
 
 
 def test_half_a_letter_in_a_run_is_told(tmp_path: Path) -> None:

@@ -37,19 +37,24 @@ def read_conversations(run: Path) -> dict[str, Any]:
     }
 
 
+SHORT: dict[str, Any] = {
+    "training__steps": 2,
+    "training__tasks_per_step": 2,
+    "training__group_size": 2,
+    "user__model": "openai:user",
+}
+
+
 @pytest.mark.timeout(600)
 async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
     train_config: Callable[..., TrainConfig], trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-9090")
     more: dict[str, Any] = {
+        **SHORT,
         "learner__model": str(trained),
-        "training__steps": 2,
-        "training__tasks_per_step": 2,
-        "training__group_size": 2,
         "training__eval_every": 0,
         "user__price": (1.0, 1.0),
-        "user__model": "openai:user",
     }
     with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
         more["user__base_url"] = server.url
@@ -90,13 +95,10 @@ async def test_a_step_the_budget_ends_is_held_once_when_it_goes_on(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-9090")
     more: dict[str, Any] = {
+        **SHORT,
         "learner__model": str(trained),
-        "training__steps": 2,
-        "training__tasks_per_step": 2,
-        "training__group_size": 2,
         "stragglers__policy": policy,
         "stragglers__quorum": 1.0,
-        "user__model": "openai:user",
     }
     with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
         more["user__base_url"] = server.url

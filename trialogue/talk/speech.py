@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError
+from trialogue.reading import explain
 from trialogue.talk.brief import BriefRenderer
 from trialogue.talk.local import LocalSource, Sampling
 from trialogue.talk.render import Renderer, find_renderer
@@ -25,7 +26,7 @@ def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:  # none there, or a hub without such a model or out of reach
-        raise ConfigError(f"cannot load the model '{folder}': {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"cannot load the model '{folder}': {explain(error)}") from error
     return tokenizer, make_renderer(tokenizer, folder, name)
 
 

@@ -398,6 +398,6 @@ def explain(error: ValidationError) -> str:
     """The first few things wrong with drafted data."""
     lines: list[str] = []
     for problem in error.errors(include_url=False)[:5]:
-        place = ".".join(str(part) for part in problem["loc"])
+        place = ".".join(shorten(part) for part in problem["loc"])
         lines.append(f"{place}: {problem['msg']}" if place else problem["msg"])
     return "; ".join(lines)
