@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from trialogue.engine.linear import wire_linears
+from trialogue.engine.fused import Fused, convolve, fuse
+from trialogue.engine.linear import FEW_ROWS
 from trialogue.errors import EngineError
 
 Result = TypeVar("Result")
@@ -60,6 +61,7 @@ class Wiring:
         self.model = model
         self.compute = compute  # autocast to this type, where the device has fast arithmetic for it
         self.plan: Plan | None = None
+        self.fused: Fused | None = None  # the sampler's shorter way
         self.root: Any = None  # where weights are sharded: the module whose forward pass brings them together
         self._inside = False
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
@@ -84,8 +86,9 @@ class Wiring:
                 cast(Any, module).wiring = self
             if is_short_convolution(module):
                 cast(Any, module).forward = MethodType(planned_convolution, module)
-        wire_linears(model)
         self.shapes = self.probe()
+        fused = fuse(model)
+        self.fused = fused if fused is not None and self.agrees(fused) else None
 
     @contextmanager
     def using(self, plan: Plan) -> Generator[None]:
@@ -110,6 +113,8 @@ class Wiring:
         return self.call(self._hidden, tokens, positions)
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if self.fused is not None and self.plan is not None and torch.is_inference_mode_enabled():
+            return self.fused.hidden(tokens, positions, self.plan)
         with self._autocast(tokens.device.type):
             output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
@@ -118,8 +123,11 @@ class Wiring:
         return self.call(self._logits, hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        head = self.head
+        if self.fused is not None and torch.is_inference_mode_enabled():
+            head = self.fused.head
         with self._autocast(hidden.device.type):
-            return self.head(hidden)[..., : self.vocabulary]
+            return head(hidden)[..., : self.vocabulary]
 
     def output(self) -> tuple[Tensor, Tensor | None]:
         """The matrix and bias that make logits of the ids there are."""
@@ -146,9 +154,18 @@ class Wiring:
             )
         return LayerShapes(recorder.attention, recorder.convolution, recorder.dtype)
 
+    def agrees(self, fused: Fused) -> bool:
+        """Whether what is computed in few operations is what the model computes."""
+        tokens = torch.arange(FEW_ROWS + 1) % self.vocabulary  # so many that nothing is laid out anew for it
+        positions = torch.arange(FEW_ROWS + 1)
+        with torch.no_grad(), self.using(Recorder()):
+            expected = self.hidden(tokens, positions)
+            found = fused.hidden(tokens, positions, Recorder())
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
 
 class Recorder:
-    """A plan that only notes the shapes of what passes through."""
+    """A plan for one sequence that notes the shapes of what passes through."""
 
     def __init__(self) -> None:
         self.attention: dict[int, tuple[int, int, int]] = {}
@@ -158,11 +175,16 @@ class Recorder:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         self.attention[layer] = (key.shape[0], key.shape[2], value.shape[2])
         self.dtype = value.dtype
-        return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
+        batch = (query[None], key[None], value[None])
+        output = nn.functional.scaled_dot_product_attention(
+            *batch, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return output[0].transpose(0, 1)
 
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
         self.convolution[layer] = (inputs.shape[1], kernel)
-        return [torch.zeros_like(inputs) for _ in range(kernel - 1)]
+        padded = nn.functional.pad(inputs, (0, 0, kernel - 1, 0))
+        return [padded[kernel - 1 - distance :][: len(inputs)] for distance in range(1, kernel)]
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
@@ -215,19 +237,12 @@ def is_short_convolution(module: nn.Module) -> bool:
 
 
 def planned_convolution(module: Any, hidden_states: Tensor, **options: Any) -> Tensor:
-    """LFM2's gated short convolution, with each token's predecessors supplied by the plan."""
+    """What LFM2 calls in every layer with a short convolution."""
     wiring = cast("Wiring | None", getattr(module, "wiring", None))
     if wiring is None or wiring.plan is None:
         raise EngineError("this model belongs to a TorchEngine: call the engine, not the model")
-    gate_in, gate_out, values = module.in_proj(hidden_states[0]).chunk(3, dim=-1)
-    inputs = gate_in * values
-    taps = module.conv.weight[:, 0].unbind(-1)  # the last tap multiplies the token itself
-    mixed = inputs * taps[-1]
-    for distance, earlier in enumerate(wiring.plan.look_back(module.layer_idx, inputs, len(taps)), start=1):
-        mixed = torch.addcmul(mixed, earlier, taps[-1 - distance])
-    if module.conv.bias is not None:
-        mixed = mixed + module.conv.bias
-    return module.out_proj(gate_out * mixed)[None]
+    mixed = convolve(module.conv, module.layer_idx, module.in_proj(hidden_states[0]), wiring.plan)
+    return module.out_proj(mixed)[None]
 
 
 def attend_with_sum(

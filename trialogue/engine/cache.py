@@ -3,7 +3,8 @@
 
 A slot holds the tokens of one conversation after its shared prefix. `StepPlan` is how the packed new
 tokens of one step read and extend the slots: one product of all queries against each shared prefix, one
-batched attention against every row's own slot, combined by their log-sums.
+batched attention against every row's own slot, combined by their log-sums. Where each conversation has one
+new token and all share one prefix or none, which is most steps, both parts go into one softmax.
 """
 
 from __future__ import annotations
@@ -128,6 +129,12 @@ class Bucket:
     length: int
     bias: Tensor  # [R, 1, C, T]: 0 where a query may look, else -inf
     slots: Tensor | slice
+    in_order: bool = False  # whether `tokens` and `picked` change nothing
+
+    def read(self, kept: Tensor) -> Tensor:
+        """[slots, KV, capacity, D] → [R, KV, T, D], in place where slots are a range."""
+        kept = kept[:, :, : self.length]
+        return kept[self.slots] if isinstance(self.slots, slice) else kept.index_select(0, self.slots)
 
 
 @dataclass(slots=True)
@@ -145,17 +152,14 @@ class StepPlan:
         keys.transpose(1, 2)[self.slots, self.places] = key.transpose(0, 1)
         values.transpose(1, 2)[self.slots, self.places] = value.transpose(0, 1)
         queries = query.transpose(0, 1)  # [N, H, D]
+        if self.is_plain:
+            return self._attend_rows(layer, queries * scaling)
         output = queries.new_empty(queries.shape[0], queries.shape[1], values.shape[3])
         sums = torch.empty(queries.shape[:2], dtype=torch.float32, device=query.device)
         for bucket in self.buckets:
             picked = queries.index_select(0, bucket.tokens)
             picked = picked.view(bucket.rows, bucket.count, *queries.shape[1:]).transpose(1, 2)
-            own_keys, own_values = keys[:, :, : bucket.length], values[:, :, : bucket.length]
-            if isinstance(bucket.slots, slice):
-                own_keys, own_values = own_keys[bucket.slots], own_values[bucket.slots]
-            else:
-                own_keys = own_keys.index_select(0, bucket.slots)
-                own_values = own_values.index_select(0, bucket.slots)
+            own_keys, own_values = bucket.read(keys), bucket.read(values)
             part, part_sum = attend_with_sum(picked, own_keys, own_values, scaling, bucket.bias)
             output[bucket.targets] = part.transpose(1, 2).flatten(0, 1).index_select(0, bucket.picked)
             sums[bucket.targets] = (
@@ -172,6 +176,41 @@ class StepPlan:
             else:
                 output[tokens], sums[tokens] = merge_parts(part, part_sum, output[tokens], sums[tokens])
         return output
+
+    @property
+    def is_plain(self) -> bool:
+        """One new token in each conversation, and one prefix that all share, or none."""
+        alone = len(self.buckets) == 1 and self.buckets[0].count == 1
+        return alone and (not self.shared or (len(self.shared) == 1 and self.shared[0][1] is None))
+
+    def _attend_rows(self, layer: int, queries: Tensor) -> Tensor:
+        """Scaled queries [N, H, D] → [N, H, D]."""
+        (bucket,) = self.buckets
+        own_keys, own_values = bucket.read(self.slab.keys[layer]), bucket.read(self.slab.values[layer])
+        rows, heads, length, width = own_keys.shape
+        if not bucket.in_order:
+            queries = queries.index_select(0, bucket.tokens)
+        # The queries that share a key head are rows of one matrix product.
+        grouped = queries.reshape(rows * heads, -1, width)
+        groups = grouped.shape[1]
+        bias = bucket.bias.expand(rows, heads, 1, length).reshape(rows * heads, 1, length)
+        scores = torch.baddbmm(bias, grouped, own_keys.flatten(0, 1).transpose(1, 2))
+        if not self.shared:
+            output = torch.bmm(scores.softmax(-1), own_values.flatten(0, 1))
+        else:
+            prefix = self.shared[0][0]
+            keys, values = prefix.keys[layer], prefix.values[layer]
+            known = keys.shape[1]
+            turned = queries.view(rows, heads, groups, width).transpose(0, 1).reshape(heads, -1, width)
+            before = torch.bmm(turned, keys.transpose(1, 2)).view(heads, rows, groups, known)
+            both = torch.cat([before.transpose(0, 1), scores.view(rows, heads, groups, length)], 3)
+            weights = both.softmax(-1)
+            turned = weights[..., :known].transpose(0, 1).reshape(heads, -1, known)
+            part = torch.bmm(turned, values).view(heads, rows, groups, -1).transpose(0, 1)
+            own = weights[..., known:].flatten(0, 1)
+            output = torch.baddbmm(part.reshape(rows * heads, groups, -1), own, own_values.flatten(0, 1))
+        output = output.view(rows, heads * groups, -1)
+        return output if bucket.in_order else output.index_select(0, bucket.picked)
 
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
         kept = self.slab.inputs[layer]
@@ -241,7 +280,9 @@ def _plan_rows(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], memb
         tokens, slots = targets, chosen
     hidden = torch.arange(length, device=device) >= lengths[:, None]
     bias = torch.zeros(rows, length, dtype=slab.shapes.dtype, device=device).masked_fill_(hidden, -torch.inf)
-    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots)
+    places = torch.arange(rows, device=device)
+    in_order = tokens.equal(places) and picked.equal(places)
+    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots, in_order)
 
 
 def _plan_bucket(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], members: list[int]) -> Bucket:

@@ -18,7 +18,6 @@ from trialogue.engine.api import Completion, SamplingParams, StopReason
 from trialogue.engine.attention import Wiring
 from trialogue.engine.cache import Piece, Prefix, Slab, bytes_per_token, plan_step
 from trialogue.engine.draw import draw_tokens, uniform_noise
-from trialogue.engine.linear import forget_packed
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
 
@@ -89,7 +88,8 @@ class Sampler:
 
     def drop_caches(self) -> None:
         """Forget everything computed, as after a change of weights. Active requests start over."""
-        forget_packed(self.wiring.model)
+        if self.wiring.fused is not None:
+            self.wiring.fused.forget()
         self.slab = Slab(self.wiring.shapes, 0, 0, self.device)
         self.free: list[int] = []
         self.sessions: dict[str, Cached] = {}

@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.attention import Wiring
-from trialogue.engine.linear import pack_linears
 from trialogue.errors import EngineError
 
 Item = TypeVar("Item")
@@ -106,7 +105,7 @@ class Shards:
 
     def __init__(self, model: PreTrainedModel, wiring: Wiring, world: World) -> None:
         self.model, self.world = model, world
-        pack_linears(model, False)
+        wiring.fused = None  # it would keep what comes and goes
         policy = MixedPrecisionPolicy()
         if world.device.type == "cuda":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import ctypes
 import json
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -47,6 +49,8 @@ Result = TypeVar("Result")
 # step is composed, so that batches, and with them results, do not depend on timing.
 TURNS_BETWEEN_STEPS = 8
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
+
 
 class TorchEngine:
     """Give it a save_pretrained folder or hub name, a function that makes a model, or a model at hand. The
@@ -58,6 +62,8 @@ class TorchEngine:
         self.settings = settings or EngineSettings()
         self.world = find_world()
         self.device = self.world.device if self.world is not None else find_device(self.settings.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         find_worker().submit(self._build, source).result()
         self._requests = 0
         self._unpublished = False
@@ -384,6 +390,21 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
             task_type="CAUSAL_LM",
         ),
     )
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what it frees for the next large tensor. Otherwise every one of them is made of
+    fresh pages, each cleared by the system when first touched: a tenth of an update. Only glibc does so, and
+    only the first of its heaps can hold large blocks, so all threads use that one."""
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        for option, value in (
+            (M_MMAP_THRESHOLD, 1 << 30),
+            (M_TRIM_THRESHOLD, (1 << 31) - 1),
+            (M_ARENA_MAX, 1),
+        ):
+            library.mallopt(option, value)
 
 
 @torch.no_grad()

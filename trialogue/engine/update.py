@@ -28,12 +28,14 @@ from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
 LOGITS_AT_ONCE = 1 << 24  # floats
+PROBABILITIES_KEPT = 1 << 26  # floats up to which they wait for the backward pass
 
 
 class TokenLogprobs(torch.autograd.Function):
     """Log-probability of each target and entropy of each distribution, without ever holding all logits.
 
-    hidden [M, width] and the output matrix [V, width] → [M], [M]; the backward pass computes logits again.
+    hidden [M, width] and the output matrix [V, width] → [M], [M]; where there are too
+    many probabilities to keep, the backward pass computes logits again.
     """
 
     @staticmethod
@@ -48,12 +50,16 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        is_kept = any(ctx.needs_input_grad) and len(targets) * len(weight) <= PROBABILITIES_KEPT
+        ctx.kept = []
         for part in _parts(len(targets), chunk):
             logits = _logits(hidden[part], weight, bias, temperature)
             sums[part] = logits.logsumexp(-1)
             logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - sums[part]
             weights = (logits - sums[part, None]).exp_()
             entropy[part] = sums[part] - logits.mul_(weights).sum(-1)
+            if is_kept:
+                ctx.kept.append(weights)
         ctx.save_for_backward(hidden, weight, bias, targets, sums)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropy)
@@ -67,7 +73,11 @@ class TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for part in _parts(len(targets), ctx.chunk):
-            pull = _logits(hidden[part], weight, bias, ctx.temperature).sub_(sums[part, None]).exp_().neg_()
+            if ctx.kept:
+                pull = ctx.kept.pop(0).neg_()
+            else:
+                logits = _logits(hidden[part], weight, bias, ctx.temperature)
+                pull = logits.sub_(sums[part, None]).exp_().neg_()
             pull.scatter_add_(1, targets[part, None], torch.ones_like(sums[part, None]))
             pull.mul_(grad[part, None] / ctx.temperature)
             pull = pull.to(hidden.dtype)

@@ -1,0 +1,212 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
+"""A sampler's forward pass in few operations, for models of the kinds of Llama and LFM2 on a CPU.
+
+A decoding step of a small model is some hundred small products; transformers' modules surround them with ten
+thousand tiny operations, which take as long again. Here the same layers are computed with one product for
+query, key and value, one for both halves of the feed-forward layer, and one operation for each norm.
+Which models this holds for is not read from a list: layers must have the parts named below and no other, and
+the whole must compute what the model itself computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from trialogue.engine.linear import Joined
+
+if TYPE_CHECKING:
+    from trialogue.engine.attention import Plan
+
+LARGEST = 1 << 31
+"""Bytes of weights up to which a second copy is kept; with larger ones products take nearly all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What an architecture calls its parts."""
+
+    before: str
+    after: str
+    feed: str
+    halves: tuple[str, str, str]
+    output: str
+    head_norms: tuple[str, str]
+    last: str
+
+
+KINDS = (
+    Names(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "mlp",
+        ("gate_proj", "up_proj", "down_proj"),
+        "o_proj",
+        ("q_norm", "k_norm"),
+        "norm",
+    ),
+    Names(
+        "operator_norm",
+        "ffn_norm",
+        "feed_forward",
+        ("w1", "w3", "w2"),
+        "out_proj",
+        ("q_layernorm", "k_layernorm"),
+        "embedding_norm",
+    ),
+)
+
+
+class Unfit(Exception):
+    """A model that is built otherwise."""
+
+
+def refuse_others(module: nn.Module, *names: str) -> None:
+    """A module must have no parts but these."""
+    if not {name for name, _ in module.named_children()} <= set(names):
+        raise Unfit
+
+
+def make_product(*layers: nn.Module) -> Joined:
+    """A layer with an adapter, or one that is quantized, is no plain product."""
+    if any(type(layer) is not nn.Linear for layer in layers):
+        raise Unfit
+    return Joined(*cast("tuple[nn.Linear, ...]", layers))
+
+
+class Norm:
+    """RMS norm over the last dimension."""
+
+    def __init__(self, module: Any) -> None:
+        if not hasattr(module, "variance_epsilon"):
+            raise Unfit
+        self.module, self.eps = module, module.variance_epsilon
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        weight = self.module.weight
+        return nn.functional.rms_norm(hidden, weight.shape, weight, self.eps)
+
+
+class Attention:
+    def __init__(self, module: Any, names: Names) -> None:
+        refuse_others(module, "q_proj", "k_proj", "v_proj", names.output, *names.head_norms)
+        self.layer, self.scaling, self.width = module.layer_idx, module.scaling, module.head_dim
+        self.heads = module.q_proj.out_features // self.width
+        self.kept = module.k_proj.out_features // self.width
+        self.joined = make_product(module.q_proj, module.k_proj, module.v_proj)
+        self.output = make_product(getattr(module, names.output))
+        self.norms = [Norm(getattr(module, name)) for name in names.head_norms if hasattr(module, name)]
+
+    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        cosine, sine = turn
+        both = self.joined(hidden).view(len(hidden), -1, self.width)
+        value = both[:, self.heads + self.kept :]
+        both = both[:, : self.heads + self.kept]
+        if self.norms:
+            parts = both.split([self.heads, self.kept], 1)
+            both = torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], 1)
+        turned = (both * cosine).addcmul_(both.roll(self.width // 2, 2), sine).transpose(0, 1)
+        query, key = turned[: self.heads], turned[self.heads :]
+        output = plan.attend(self.layer, query, key, value.transpose(0, 1), self.scaling)
+        return self.output(output.reshape(len(hidden), -1))
+
+    def products(self) -> list[Joined]:
+        return [self.joined, self.output]
+
+
+class Convolution:
+    def __init__(self, module: Any) -> None:
+        self.layer, self.taps = module.layer_idx, module.conv
+        self.into, self.output = make_product(module.in_proj), make_product(module.out_proj)
+
+    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        return self.output(convolve(self.taps, self.layer, self.into(hidden), plan))
+
+    def products(self) -> list[Joined]:
+        return [self.into, self.output]
+
+
+def convolve(module: nn.Conv1d, layer: int, projected: Tensor, plan: Plan) -> Tensor:
+    """LFM2's gated short convolution, with each token's predecessors supplied by the plan."""
+    gate_in, gate_out, values = projected.chunk(3, dim=-1)
+    inputs = gate_in * values
+    taps = module.weight[:, 0].unbind(-1)  # the last tap multiplies the token itself
+    mixed = inputs * taps[-1]
+    for distance, earlier in enumerate(plan.look_back(layer, inputs, len(taps)), start=1):
+        mixed = torch.addcmul(mixed, earlier, taps[-1 - distance])
+    if module.bias is not None:
+        mixed = mixed + module.bias
+    return gate_out * mixed
+
+
+class Layer:
+    def __init__(self, module: nn.Module, names: Names) -> None:
+        parts: dict[str, Any] = dict(module.named_children())
+        kind = "self_attn" if "self_attn" in parts else "conv"
+        refuse_others(module, names.before, names.after, names.feed, kind)
+        self.before, self.after = Norm(parts[names.before]), Norm(parts[names.after])
+        mixer = parts[kind]
+        self.mixer = Attention(mixer, names) if kind == "self_attn" else Convolution(mixer)
+        feed = parts[names.feed]
+        refuse_others(feed, *names.halves, "act_fn")
+        some = torch.linspace(-3, 3, 7)
+        if not getattr(feed, "act_fn", nn.functional.silu)(some).equal(nn.functional.silu(some)):
+            raise Unfit
+        first, second, third = (getattr(feed, name) for name in names.halves)
+        self.halves, self.feed = make_product(first, second), make_product(third)
+
+    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        hidden = self.mixer(self.before(hidden), turn, plan).add_(hidden)
+        gate, up = self.halves(self.after(hidden)).chunk(2, 1)
+        return self.feed(nn.functional.silu(gate).mul_(up)).add_(hidden)
+
+    def products(self) -> list[Joined]:
+        return [*self.mixer.products(), self.halves, self.feed]
+
+
+class Fused:
+    """Hidden states and logits of packed tokens, as the model would compute them, from published weights."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        decoder: Any = model.base_model
+        names = next((kind for kind in KINDS if hasattr(decoder, kind.last)), None)
+        if names is None or any(not is_plain(weight) for weight in model.parameters()):
+            raise Unfit
+        self.embed, self.angles = decoder.embed_tokens, decoder.rotary_emb
+        self.layers = [Layer(module, names) for module in decoder.layers]
+        self.last = Norm(getattr(decoder, names.last))
+        self.head = make_product(cast(nn.Module, model.get_output_embeddings()))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+        hidden = self.embed(tokens)
+        cosine, sine = self.angles(hidden[None], position_ids=positions[None])
+        # Turning by an angle is x * cos + (x with its halves exchanged, the first negated) * sin.
+        first, second = sine[0].chunk(2, 1)
+        turn = cosine[0][:, None], torch.cat([-first, second], 1)[:, None]
+        for layer in self.layers:
+            hidden = layer(hidden, turn, plan)
+        return self.last(hidden)
+
+    def forget(self) -> None:
+        """Let go of what was made of weights that have changed."""
+        for product in [self.head, *(product for layer in self.layers for product in layer.products())]:
+            product.forget()
+
+
+def is_plain(weight: Tensor) -> bool:
+    return type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
+
+
+def fuse(model: PreTrainedModel) -> Fused | None:
+    """The model in few operations, or None for one that is large, elsewhere, or built otherwise."""
+    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > LARGEST:
+        return None
+    try:
+        return Fused(model)
+    except Unfit:
+        return None
