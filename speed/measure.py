@@ -49,6 +49,7 @@ class Options:
     tau2_python: str | None = None
     demo: str | None = None  # folder of finished demonstrations
     only: str = ""  # what the name of a case has to hold
+    against: str = ""  # and that of a peer, where there are several
 
     def wants(self, case: str) -> bool:
         return self.only in case

@@ -230,6 +230,9 @@ def measure(options: Options) -> Iterator[Figure]:
         quick.append(("llama.cpp server", None, {"server": options.llama, "gguf": options.gguf}))
     else:
         print("sample: llama.cpp left out, name its server by --llama-server and its weights by --gguf")
+    slow, quick, alike = (
+        [peer for peer in peers if options.against in peer[0]] for peers in (slow, quick, [generate, *quick])
+    )
     rates = find_rates()
     for case in talks:
         if options.wants(tell(case)):
@@ -237,7 +240,7 @@ def measure(options: Options) -> Iterator[Figure]:
             yield from match(case, slow, min(3, options.repetitions), options.model, rates)  # minutes each
     for case in plain:
         if options.wants(tell(case)):
-            yield from match(case, [generate, *quick], options.repetitions, options.model, rates)
+            yield from match(case, alike, options.repetitions, options.model, rates)
 
 
 def tell(case: Case) -> str:

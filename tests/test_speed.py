@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speed import growth, latency, reach
-from speed.__main__ import MEASUREMENTS, read_results, to_table
+from speed.__main__ import MEASUREMENTS, read_results, refuse_impossible, to_table
 from speed.measure import ROOT, Options, Part, alternate, compare, join_versions, to_json
 
 QUICK = Options(quick=True, repetitions=1)
@@ -97,3 +97,11 @@ def test_seconds_to_the_goal_are_read_from_a_demonstration(tmp_path: Path) -> No
     assert figure.ours == 100 + 1 + (2 + 4) / 2 * 7  # the second one counts with all four steps
     assert "1 of 2 seeds missed it" in figure.name
     assert reach.count_flops(tmp_path / "one" / "rl", 2) == 8 * 100 * 2 * 3
+
+
+def test_what_is_faster_than_the_machine_is_refused() -> None:
+    whole = compare("step", "s", [(2.0, 9.0)], "peer", bound=1.9)
+    refuse_impossible(whole)
+    half = compare("step", "s", [(1.0, 9.0)], "peer", bound=1.9)
+    with pytest.raises(SystemExit, match="step: ours is 1.90 times better than its bound"):
+        refuse_impossible(half)
