@@ -103,5 +103,5 @@ def test_what_is_faster_than_the_machine_is_refused() -> None:
     whole = compare("step", "s", [(2.0, 9.0)], "peer", bound=1.9)
     refuse_impossible(whole)
     half = compare("step", "s", [(1.0, 9.0)], "peer", bound=1.9)
-    with pytest.raises(SystemExit, match="step: ours is 1.90 times better than its bound"):
+    with pytest.raises(SystemExit, match=r"step: ours is 1\.90 times better than its bound"):
         refuse_impossible(half)

@@ -268,7 +268,7 @@ def rollout_verb(
 
 
 @main.command("score")
-@click.argument("path", type=click.Path(exists=True))
+@click.argument("path", type=click.Path())
 @click.option("--domain", help="The domain, where the file does not name one that can be found.")
 @click.option("--benchmark", help="Grade what a benchmark's own code recorded, such as tau2:retail.")
 @DATA
@@ -276,7 +276,9 @@ def rollout_verb(
 def score_verb(path: str, domain: str | None, benchmark: str | None, data: str | None, as_json: bool) -> None:
     """Grade recorded conversations again, from a run directory or a JSONL file alone."""
     from trialogue.errors import RunError
+    from trialogue.run import refuse_missing
 
+    refuse_missing(Path(path))
     if benchmark is not None:
         from trialogue.score.benchmarks.recorded import score_recorded
 
@@ -489,18 +491,20 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
 
 
 @main.command("report")
-@click.argument("run", type=click.Path(exists=True, file_okay=False))
-@click.argument("other", required=False, type=click.Path(exists=True, file_okay=False))
+@click.argument("run", type=click.Path(file_okay=False))
+@click.argument("other", required=False, type=click.Path(file_okay=False))
 @JSON
 def report_verb(run: str, other: str | None, as_json: bool) -> None:
     """Write report.md of a finished RUN directory, and print it; with OTHER, compare the two task by task."""
-    from trialogue.run import read_about
+    from trialogue.run import read_about, refuse_missing
     from trialogue.view.report import read_result, write_report
 
     path = Path(run)
+    refuse_missing(path)
     if other is not None:
         from trialogue.view.paired import compare_runs, to_comparison
 
+        refuse_missing(Path(other))
         compared = compare_runs(path, Path(other))
         if as_json:
             print_json(compared)
@@ -519,7 +523,7 @@ def report_verb(run: str, other: str | None, as_json: bool) -> None:
 
 
 @main.command("view")
-@click.argument("folder", default="runs", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", default="runs", type=click.Path(file_okay=False))
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=7878, show_default=True, help="0: any free one."
 )
@@ -539,6 +543,9 @@ def view_verb(
     trialogue view
     trialogue view runs/agent --export agent.html
     """
+    from trialogue.run import refuse_missing
+
+    refuse_missing(Path(folder))
     if target is not None:
         from trialogue.view.export import write_export
 

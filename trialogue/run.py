@@ -81,6 +81,7 @@ class Run:
         """A new run directory. An existing one of that name is never overwritten. `marks` is what everybody
         who looks at its results has to know."""
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
+        _refuse_path(settings.name)
         name = settings.name or f"{kind}-{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         path = Path(settings.directory) / name
         number = 1
@@ -322,9 +323,17 @@ def settle(config: R, resume: Path | None) -> R:
     anything is loaded."""
     if resume is not None:
         return read_resumed(resume, config)
+    _refuse_path(config.run.name)
     if config.run.name is not None:
         _refuse_taken(Path(config.run.directory) / config.run.name)
     return config
+
+
+def _refuse_path(name: str | None) -> None:
+    if name is not None and (name in ("", ".", "..") or Path(name).name != name):
+        raise ConfigError(
+            f"run.name is the name of one folder, not a path: '{name}'; run.directory says where it goes"
+        )
 
 
 def _refuse_taken(path: Path) -> None:
@@ -410,7 +419,8 @@ def refuse_missing(path: Path) -> None:
     if not path.exists():
         place = path if len(path.parts) > 1 else Path("runs") / path
         known = [str(file.parent) for file in sorted(place.parent.glob("*/run.json"))]
-        raise ConfigError(f"there is no run {path}{suggest(str(place), known)}")
+        what = "folder" if path.name == "runs" else "run"
+        raise ConfigError(f"there is no {what} {path}{suggest(str(place), known)}")
 
 
 def read_marks(model: str | Path) -> list[str]:

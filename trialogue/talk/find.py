@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trialogue.config import Limits, Speaker
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, suggest
 from trialogue.talk.account import Account
 from trialogue.talk.model import Model, ModelSource
 from trialogue.task import Side, Task
@@ -44,6 +44,8 @@ def find_model(
     if kind == "naive" and not rest:
         return _naive
     if kind == "agenda" and not rest:
+        if side == "agent":
+            raise ConfigError("agent: agenda plays the user; the agent that knows each task is oracle")
         return domain.user or _agenda(domain.stop_tokens[0])
     if kind == "human" and not rest:
         from trialogue.talk.human import HumanModel
@@ -72,7 +74,8 @@ def find_model(
         from trialogue.talk.speech import load_local
 
         return load_local(path, speaker, limits, seed)
-    raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}")
+    near = suggest(kind, ["oracle", "naive", "gold", "agenda", "human", "scripted", "replay", "openai", "smollm2"])
+    raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}{near}")
 
 
 def equip(
