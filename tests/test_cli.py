@@ -90,11 +90,13 @@ def test_init_check_eval_work_at_once(tmp_path: Path) -> None:
     assert "trialogue check bakery" in (tmp_path / "bakery" / "README.md").read_text()
     checked = ask(tmp_path, "check", "bakery")
     assert checked == {"domain": "bakery", "tasks": 9, "ok": True, "problems": []}
-    result = ask(tmp_path, "eval", "bakery", "--agent", "oracle", "--user", "agenda", "--trials", "2")
+    speakers = ("--agent", "oracle", "--user", "agenda")
+    result = ask(tmp_path, "eval", "bakery", *speakers, "--trials", "2", "--tasks", "9")
     assert result["reward"] == result["pass^1"] == result["pass^2"] == 1
     wanted = "domain split tasks trials pass^1 pass^1_low pass^1_high reward ends blame families run"
     assert set(wanted.split()) <= set(result)
     assert result["tasks"] == 4
+    assert result["notes"] == {"tasks": "9 were asked for, there are 4"}
     assert result["sides"]["user"]["seconds"] >= 0
     assert result["wall_seconds"] > 0
     assert result["families"]["cancel"]["tools"] == {"cancel_order": 2}

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from trialogue.engine.api import (
     Capabilities,
@@ -31,9 +30,8 @@ from trialogue.engine.api import (
     Outputs,
     Row,
     SamplingParams,
-    TokenBatch,
 )
-from trialogue.engine.update import check_rows
+from trialogue.engine.update import check_rows, gather_tokens
 from trialogue.errors import ConfigError, EngineError
 
 Reduction = Literal["sum", "sequence_mean"]
@@ -245,37 +243,14 @@ def differentiate(
     rows: Sequence[Row], masked: Sequence[Sequence[int]], now: Sequence[Sequence[float]], loss: LossFunction
 ) -> tuple[list[list[float]], dict[str, float]]:
     """The gradient of a loss with respect to the log-probability of each trained token, and its metrics."""
-
-    def flat(lists: Sequence[Sequence[float] | None], kind: torch.dtype = torch.float32) -> Tensor | None:
-        if any(values is None for values in lists):
-            return None
-        pairs = zip(lists, masked, strict=True)
-        return torch.tensor(
-            [values[place] for values, places in pairs if values for place in places], dtype=kind
-        )
-
-    counts = torch.tensor([len(places) for places in masked])
     new = torch.tensor([value for values in now for value in values], requires_grad=True)
-    old, advantages = flat([row.logprobs for row in rows]), flat([row.advantages for row in rows])
-    assert old is not None
-    assert advantages is not None
-    batch = TokenBatch(
-        old_logprobs=old,
-        advantages=advantages,
-        reference_logprobs=flat([row.reference_logprobs for row in rows]),
-        entropy=-new.detach(),  # of what was drawn: right on average
-        row=torch.arange(len(rows)).repeat_interleave(counts),
-        turns=flat([row.turns for row in rows], torch.long),
-        tokens_per_row=counts,
-        rows=len(rows),
-        total_rows=len(rows),
-        total_tokens=len(new),
-    )
+    # The entropy of what was drawn is right on average.
+    batch = gather_tokens(rows, masked, -new.detach())
     value, metrics = loss(new, batch)
     value.backward()
     assert new.grad is not None
     numbers = {name: float(found) for name, found in metrics.items()}
-    pulls = [part.tolist() for part in new.grad.split(counts.tolist())]
+    pulls = [part.tolist() for part in new.grad.split([len(places) for places in masked])]
     return pulls, {"loss": float(value.detach()), **numbers}
 
 

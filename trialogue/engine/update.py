@@ -136,6 +136,37 @@ def check_rows(rows: Sequence[Row]) -> None:
         raise EngineError("reference_logprobs and turns must be given for all rows or for none")
 
 
+def gather_tokens(rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor) -> TokenBatch:
+    """What a loss is told of the tokens at the wanted positions of rows, which are all there are."""
+
+    def flat(lists: Sequence[Sequence[float] | None], dtype: torch.dtype) -> Tensor | None:
+        if any(values is None for values in lists):
+            return None
+        pairs = zip(lists, wanted, strict=True)
+        chosen = [values[position] for values, positions in pairs if values for position in positions]
+        return torch.tensor(chosen, dtype=dtype, device=entropy.device)
+
+    counts = torch.tensor([len(positions) for positions in wanted], device=entropy.device)
+    old, advantages = (
+        flat([row.logprobs for row in rows], torch.float32),
+        flat([row.advantages for row in rows], torch.float32),
+    )
+    assert old is not None
+    assert advantages is not None
+    return TokenBatch(
+        old_logprobs=old,
+        advantages=advantages,
+        reference_logprobs=flat([row.reference_logprobs for row in rows], torch.float32),
+        entropy=entropy,
+        row=torch.arange(len(rows), device=entropy.device).repeat_interleave(counts),
+        turns=flat([row.turns for row in rows], torch.long),
+        tokens_per_row=counts,
+        rows=len(rows),
+        total_rows=len(rows),
+        total_tokens=len(entropy),
+    )
+
+
 class Update:
     """Gradients accumulate over `forward_backward` calls until `optim_step` applies them."""
 
@@ -273,7 +304,7 @@ class Update:
             with self.wiring.using(plan), self._recomputing():
                 logprobs, entropy, places = self._score(plan, wanted, temperature)
                 new = logprobs.index_select(0, places)
-                tokens = self._token_batch([rows[index] for index in batch], wanted, entropy[places])
+                tokens = gather_tokens([rows[index] for index in batch], wanted, entropy[places])
                 tokens = replace(tokens, total_rows=len(rows), total_tokens=total_tokens)
                 value, found = loss(new, tokens)
                 (value * scale).backward()
@@ -292,36 +323,6 @@ class Update:
         finally:
             for layer in self.recomputed:
                 layer.training = False
-
-    def _token_batch(
-        self, rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor
-    ) -> TokenBatch:
-        def flat(lists: Sequence[Sequence[float] | None], dtype: torch.dtype) -> Tensor | None:
-            if any(values is None for values in lists):
-                return None
-            pairs = zip(lists, wanted, strict=True)
-            chosen = [values[position] for values, positions in pairs if values for position in positions]
-            return torch.tensor(chosen, dtype=dtype, device=self.device)
-
-        counts = torch.tensor([len(positions) for positions in wanted], device=self.device)
-        old, advantages = (
-            flat([row.logprobs for row in rows], torch.float32),
-            flat([row.advantages for row in rows], torch.float32),
-        )
-        assert old is not None
-        assert advantages is not None
-        return TokenBatch(
-            old_logprobs=old,
-            advantages=advantages,
-            reference_logprobs=flat([row.reference_logprobs for row in rows], torch.float32),
-            entropy=entropy,
-            row=torch.arange(len(rows), device=self.device).repeat_interleave(counts),
-            turns=flat([row.turns for row in rows], torch.long),
-            tokens_per_row=counts,
-            rows=len(rows),
-            total_rows=len(rows),
-            total_tokens=len(entropy),
-        )
 
     def optim_step(self, params: OptimParams) -> dict[str, float]:
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]

@@ -83,6 +83,9 @@ async def evaluate(
     marks = list(dict.fromkeys(mark for speaker in agents for mark in read_marks(speaker.model)))
     if marks:
         domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
+    if config.tasks.count is not None and len(tasks) < config.tasks.count:
+        fewer = f"{config.tasks.count} were asked for, there are {len(tasks)}"
+        domain = replace(domain, notes={**domain.notes, "tasks": fewer})
     given = agent
     agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, cast.account)
     if given is None:

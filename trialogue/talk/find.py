@@ -74,7 +74,9 @@ def find_model(
         from trialogue.talk.speech import load_local
 
         return load_local(path, speaker, limits, seed)
-    near = suggest(kind, ["oracle", "naive", "gold", "agenda", "human", "scripted", "replay", "openai", "smollm2"])
+    near = suggest(
+        kind, ["oracle", "naive", "gold", "agenda", "human", "scripted", "replay", "openai", "smollm2"]
+    )
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}{near}")
 
 
