@@ -23,10 +23,19 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("small", [0, linear.SMALL], ids=["laid out anew", "plain"])
+@pytest.fixture(params=["compiled", "oneDNN", "plain"])
+def product(request, monkeypatch) -> str:
+    """How products are computed: all three ways, whatever the size of the matrix."""
+    monkeypatch.setattr(linear, "SMALL", linear.SMALL if request.param == "plain" else 0)
+    if request.param == "compiled":
+        assert linear.load_kernel() is not None, "this machine has a compiler"
+    else:
+        monkeypatch.setattr(linear, "load_kernel", lambda: None)
+    return request.param
+
+
 @pytest.mark.parametrize("rows", [1, 7, linear.FEW_ROWS, linear.FEW_ROWS + 8])
-def test_hidden_states_and_logits_are_those_of_the_model(kind, rows, small, make_model, monkeypatch):
-    monkeypatch.setattr(linear, "SMALL", small)
+def test_hidden_states_and_logits_are_those_of_the_model(kind, rows, product, make_model):
     wiring = Wiring(make_model(kind))
     assert wiring.fused is not None
     tokens, positions = torch.arange(rows) * 7 % 300, torch.arange(rows)
@@ -40,15 +49,34 @@ def test_hidden_states_and_logits_are_those_of_the_model(kind, rows, small, make
         assert torch.allclose(wiring.logits(expected), logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("small", [0, linear.SMALL], ids=["laid out anew", "plain"])
-def test_biases_are_added(small, monkeypatch):
-    monkeypatch.setattr(linear, "SMALL", small)
+@pytest.mark.parametrize("outputs", [48, 45], ids=["whole panels", "a part of one"])
+def test_biases_are_added(outputs, product):
     torch.manual_seed(0)
-    first, second = torch.nn.Linear(64, 32), torch.nn.Linear(64, 48, bias=False)
+    first, second = torch.nn.Linear(64, 32), torch.nn.Linear(64, outputs, bias=False)
     inputs = torch.randn(5, 64)
     with torch.inference_mode():
         found = linear.Joined(first, second)(inputs)
         assert torch.allclose(found, torch.cat([first(inputs), second(inputs)], 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", range(1, linear.FEW_ROWS + 1))
+def test_the_compiled_product_is_the_product(rows, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    kernel = linear.load_kernel()
+    assert kernel is not None
+    generator = torch.Generator().manual_seed(rows)
+    inputs = torch.randn(rows, 37, generator=generator)
+    weight = torch.randn(5 * linear.LANES, 37, generator=generator)
+    panels = weight.view(5, linear.LANES, 37).transpose(1, 2).contiguous()
+    found = linear.multiply(kernel, inputs, panels)
+    assert torch.allclose(found, inputs @ weight.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_there_is_no_compiled_product(compiler, monkeypatch):
+    monkeypatch.setenv("CC", compiler)
+    assert linear.load_kernel.__wrapped__() is None
 
 
 def test_changed_weights_count_from_when_they_are_published(make_model, monkeypatch):

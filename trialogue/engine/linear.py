@@ -2,12 +2,23 @@
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 """Products with published weights, for the few rows of a decoding step on a CPU.
 
-Matrix libraries are made for many rows. For a handful, weights are laid out anew for oneDNN's own small
-products, at the price of a second copy. Layers that take the same input are joined: fewer, larger products.
+Matrix libraries are made for many rows: for a handful they bring the weights from memory at half the speed at
+which it delivers. `product.c` does not, and is compiled when first needed; where there is no compiler,
+oneDNN's own layout for small products is the next best. Either costs a second copy of the weights. Layers
+that take the same input are joined: fewer, larger products.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -16,6 +27,10 @@ from torch import Tensor, nn
 FEW_ROWS = 32
 SMALL = 1 << 18
 """Weights in a matrix that gains nothing from being laid out anew."""
+LANES = 8
+"""Outputs in a panel of `product.c`."""
+
+Kernel = Callable[[int, int, int, int, int, int, int, int], None]
 
 
 class Joined:
@@ -25,8 +40,8 @@ class Joined:
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
-        size = sum(layer.weight.numel() for layer in layers)
-        self.is_packed = size >= SMALL and torch.backends.mkldnn.is_available()
+        self.outputs = sum(layer.out_features for layer in layers)
+        self.is_large = sum(layer.weight.numel() for layer in layers) >= SMALL
         self.forget()
 
     def forget(self) -> None:
@@ -34,19 +49,28 @@ class Joined:
         self.bias: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if self.is_packed and len(inputs) > FEW_ROWS:
+        if self.is_large and len(inputs) > FEW_ROWS:
             parts = [nn.functional.linear(inputs, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        kernel = load_kernel() if self.is_large and self.outputs % LANES == 0 else None
+        is_packed = self.is_large and kernel is None and torch.backends.mkldnn.is_available()
         if self.weight is None:
-            self._lay_out()
-        if self.is_packed:
-            return torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        return nn.functional.linear(inputs, cast(Tensor, self.weight), self.bias)
+            self._lay_out(kernel is not None, is_packed)
+        weight = cast(Tensor, self.weight)
+        if kernel is not None:
+            output = multiply(kernel, inputs.contiguous(), weight)
+            return output if self.bias is None else output.add_(self.bias)
+        if is_packed:
+            return torch.ops.mkldnn._linear_pointwise(inputs, weight, self.bias, "none", [], "")
+        return nn.functional.linear(inputs, weight, self.bias)
 
-    def _lay_out(self) -> None:
-        self.weight = join([layer.weight for layer in self.layers])
-        if self.is_packed:
-            self.weight = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(self.weight, FEW_ROWS))
+    def _lay_out(self, is_paneled: bool, is_packed: bool) -> None:
+        weight = join([layer.weight for layer in self.layers])
+        if is_paneled:
+            weight = weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+        elif is_packed:
+            weight = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS))
+        self.weight = weight
         if any(cast("Tensor | None", layer.bias) is not None for layer in self.layers):
             self.bias = join([find_bias(layer) for layer in self.layers])
 
@@ -58,3 +82,47 @@ def join(parts: list[Tensor]) -> Tensor:
 def find_bias(layer: nn.Linear) -> Tensor:
     bias = cast("Tensor | None", layer.bias)
     return layer.weight.new_zeros(len(layer.weight)) if bias is None else bias
+
+
+def multiply(kernel: Kernel, inputs: Tensor, panels: Tensor) -> Tensor:
+    """inputs [N, in] times a matrix in panels [out / LANES, in, LANES], shared among torch's threads."""
+    rows, width = inputs.shape
+    count = len(panels)
+    output = inputs.new_empty(rows, count * LANES)
+    threads = torch.get_num_threads()
+    edges = [count * part // threads * LANES for part in range(threads + 1)]
+
+    def work(first: int, last: int) -> None:
+        places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
+        kernel(*places, rows, width, count * LANES, first, last)
+
+    shared = [find_pool().submit(work, *edges[part : part + 2]) for part in range(1, threads)]
+    work(*edges[:2])
+    for future in shared:
+        future.result()
+    return output
+
+
+@cache
+def find_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="product")
+
+
+@cache
+def load_kernel() -> Kernel | None:
+    """`product.c`, compiled for this very machine, or None where that cannot be done."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="trialogue-") as folder:
+        library = Path(folder) / "product.so"
+        source = Path(__file__).with_name("product.c")
+        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            kernel = ctypes.CDLL(str(library)).product
+        except (OSError, subprocess.SubprocessError):
+            return None
+    kernel.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t] * 5
+    kernel.restype = None
+    return kernel
