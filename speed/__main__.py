@@ -94,7 +94,7 @@ def write(known: dict[str, list[Figure]]) -> None:
 
 
 def refuse_impossible(figure: Figure) -> None:
-    """A side that is faster than the machine allows has not done the work: no such figure is written down.
+    """Where ours is faster than the machine allows it has not done the work: no such figure is written down.
     A slope is no such bound, and rates of a machine vary by some percent."""
     if figure.unit != "slope" and figure.away is not None and figure.away < 0.9:
         sys.exit(

@@ -233,6 +233,8 @@ def measure(options: Options) -> Iterator[Figure]:
     slow, quick, alike = (
         [peer for peer in peers if options.against in peer[0]] for peers in (slow, quick, [generate, *quick])
     )
+    if not (slow or quick or alike):
+        print(f"sample: no peer has '{options.against}' in its name")
     rates = find_rates()
     for case in talks:
         if options.wants(tell(case)):

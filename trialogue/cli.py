@@ -278,7 +278,7 @@ def score_verb(path: str, domain: str | None, benchmark: str | None, data: str |
     from trialogue.errors import RunError
     from trialogue.run import refuse_missing
 
-    refuse_missing(Path(path))
+    refuse_missing(Path(path), "run or file")
     if benchmark is not None:
         from trialogue.score.benchmarks.recorded import score_recorded
 
@@ -545,7 +545,7 @@ def view_verb(
     """
     from trialogue.run import refuse_missing
 
-    refuse_missing(Path(folder))
+    refuse_missing(Path(folder), "folder")
     if target is not None:
         from trialogue.view.export import write_export
 

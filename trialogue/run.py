@@ -81,11 +81,10 @@ class Run:
         """A new run directory. An existing one of that name is never overwritten. `marks` is what everybody
         who looks at its results has to know."""
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
-        _refuse_path(settings.name)
         name = settings.name or f"{kind}-{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        path = Path(settings.directory) / name
+        path = _place(settings, name)
         number = 1
-        while settings.name is None and path.exists():
+        while not settings.name and path.exists():
             number += 1
             path = Path(settings.directory) / f"{name}-{number}"
         _refuse_taken(path)
@@ -323,17 +322,16 @@ def settle(config: R, resume: Path | None) -> R:
     anything is loaded."""
     if resume is not None:
         return read_resumed(resume, config)
-    _refuse_path(config.run.name)
-    if config.run.name is not None:
-        _refuse_taken(Path(config.run.directory) / config.run.name)
+    if config.run.name:
+        _refuse_taken(_place(config.run, config.run.name))
     return config
 
 
-def _refuse_path(name: str | None) -> None:
-    if name is not None and (name in ("", ".", "..") or Path(name).name != name):
-        raise ConfigError(
-            f"run.name is the name of one folder, not a path: '{name}'; run.directory says where it goes"
-        )
+def _place(settings: RunSettings, name: str) -> Path:
+    """Where a run of that name goes: into the folder of runs and nowhere else."""
+    if name == ".." or Path(name).name != name:
+        raise ConfigError(f"run.name: '{name}' is no name of one folder; run.directory says where it goes")
+    return Path(settings.directory) / name
 
 
 def _refuse_taken(path: Path) -> None:
@@ -414,12 +412,11 @@ def read_about(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", about)
 
 
-def refuse_missing(path: Path) -> None:
-    """Say of a run that is not there which ones are that may have been meant."""
+def refuse_missing(path: Path, what: str = "run") -> None:
+    """Say of a run, or what else is meant, that is not there which runs are that may have been meant."""
     if not path.exists():
         place = path if len(path.parts) > 1 else Path("runs") / path
         known = [str(file.parent) for file in sorted(place.parent.glob("*/run.json"))]
-        what = "folder" if path.name == "runs" else "run"
         raise ConfigError(f"there is no {what} {path}{suggest(str(place), known)}")
 
 

@@ -37,7 +37,14 @@ def short(request, monkeypatch):
     monkeypatch.setattr("trialogue.engine.sampler.SHORT", request.param)
 
 
-@pytest.mark.usefixtures("short")
+@pytest.fixture(params=[False, True], ids=["few operations", "the model's own"])
+def way(request, monkeypatch):
+    """Models are computed in few operations, or as large ones and those on a GPU are."""
+    if request.param:
+        monkeypatch.setattr("trialogue.engine.fused.LARGEST", 0)
+
+
+@pytest.mark.usefixtures("short", "way")
 async def test_logprobs_equal_a_plain_forward_for_every_token(kind, make_model, open_engine, converse):
     model = make_model(kind)
     engine = open_engine(copy.deepcopy(model), prefill_chunk=48)
@@ -162,6 +169,7 @@ async def test_a_request_alone_takes_the_room_of_what_others_would_share(make_mo
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_coming_and_going_gives_what_plain_computation_gives(seed, make_model, open_engine):
     """Conversations that start late, end early, rewrite their history and crowd each other out."""

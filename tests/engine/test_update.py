@@ -228,11 +228,13 @@ def test_both_ways_to_attend_agree(heads, causal):
 
 
 @pytest.mark.parametrize("chunk", [3, 100])
-def test_chunked_logprobs_and_entropy(chunk):
+@pytest.mark.parametrize("kept", [0, 1 << 26], ids=["computed again", "kept"])
+def test_chunked_logprobs_and_entropy(chunk, kept, monkeypatch):
+    monkeypatch.setattr("trialogue.engine.update.PROBABILITIES_KEPT", kept)
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((11, 8), (30, 8), (30,)))
     targets, pull = torch.randint(30, (11,)), torch.randn(11)
-    logprobs, entropy = TokenLogprobs.apply(hidden, weight, bias, targets, 0.7, chunk)
+    logprobs, entropy = TokenLogprobs.apply(hidden, weight, bias, targets, 0.7, chunk, True)
     found = torch.autograd.grad((logprobs * pull).sum(), (hidden, weight, bias))
     whole = torch.log_softmax((hidden @ weight.T + bias) / 0.7, -1)
     chosen = whole.gather(1, targets[:, None])[:, 0]

@@ -87,8 +87,7 @@ class Wiring:
             if is_short_convolution(module):
                 cast(Any, module).forward = MethodType(planned_convolution, module)
         self.shapes = self.probe()
-        fused = fuse(model)
-        self.fused = fused if fused is not None and self.agrees(fused) else None
+        self.fused = fuse(model, self.agrees)
 
     @contextmanager
     def using(self, plan: Plan) -> Generator[None]:
@@ -155,13 +154,18 @@ class Wiring:
         return LayerShapes(recorder.attention, recorder.convolution, recorder.dtype)
 
     def agrees(self, fused: Fused) -> bool:
-        """Whether what is computed in few operations is what the model computes."""
-        tokens = torch.arange(FEW_ROWS + 1) % self.vocabulary  # so many that nothing is laid out anew for it
-        positions = torch.arange(FEW_ROWS + 1)
-        with torch.no_grad(), self.using(Recorder()):
-            expected = self.hidden(tokens, positions)
-            found = fused.hidden(tokens, positions, Recorder())
-        return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+        """Whether what is computed in few operations is what the model computes, at its first positions and
+        at others up to its last. So many rows that large matrices are not laid out anew for this."""
+        count = FEW_ROWS + 1
+        tokens = torch.arange(count) % self.vocabulary
+        last = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or count
+        for positions in (torch.arange(count), torch.linspace(0, last - 1, count).long()):
+            with torch.no_grad(), self.using(Recorder()):
+                expected = self.hidden(tokens, positions)
+                found = fused.hidden(tokens, positions, Recorder())
+            if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4):
+                return False
+        return True
 
 
 class Recorder:

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
 
+MOST_SCORES = 1 << 24
+"""Attention scores of one layer that are held at once in a step of single tokens."""
+
 
 class Slab:
     """Keys and values [slots, KV, capacity, D] of each attention layer, inputs [slots, margin + capacity, C]
@@ -129,7 +132,7 @@ class Bucket:
     length: int
     bias: Tensor  # [R, 1, C, T]: 0 where a query may look, else -inf
     slots: Tensor | slice
-    in_order: bool = False  # whether `tokens` and `picked` change nothing
+    is_straight: bool = False  # whether `tokens` and `picked` change nothing
 
     def read(self, kept: Tensor) -> Tensor:
         """[slots, KV, capacity, D] → [R, KV, T, D], in place where slots are a range."""
@@ -152,7 +155,7 @@ class StepPlan:
         keys.transpose(1, 2)[self.slots, self.places] = key.transpose(0, 1)
         values.transpose(1, 2)[self.slots, self.places] = value.transpose(0, 1)
         queries = query.transpose(0, 1)  # [N, H, D]
-        if self.is_plain:
+        if self._is_plain(queries.shape[1]):
             return self._attend_rows(layer, queries * scaling)
         output = queries.new_empty(queries.shape[0], queries.shape[1], values.shape[3])
         sums = torch.empty(queries.shape[:2], dtype=torch.float32, device=query.device)
@@ -177,18 +180,24 @@ class StepPlan:
                 output[tokens], sums[tokens] = merge_parts(part, part_sum, output[tokens], sums[tokens])
         return output
 
-    @property
-    def is_plain(self) -> bool:
-        """One new token in each conversation, and one prefix that all share, or none."""
-        alone = len(self.buckets) == 1 and self.buckets[0].count == 1
-        return alone and (not self.shared or (len(self.shared) == 1 and self.shared[0][1] is None))
+    def _is_plain(self, heads: int) -> bool:
+        """One new token in each conversation, one prefix that all share, or none, and room for all scores."""
+        if len(self.buckets) > 1 or self.buckets[0].count > 1 or len(self.shared) > 1:
+            return False
+        known = 0
+        for prefix, tokens in self.shared:
+            if tokens is not None:
+                return False
+            known = len(prefix.tokens)
+        (bucket,) = self.buckets
+        return bucket.rows * heads * (known + bucket.length) <= MOST_SCORES
 
     def _attend_rows(self, layer: int, queries: Tensor) -> Tensor:
         """Scaled queries [N, H, D] → [N, H, D]."""
         (bucket,) = self.buckets
         own_keys, own_values = bucket.read(self.slab.keys[layer]), bucket.read(self.slab.values[layer])
         rows, heads, length, width = own_keys.shape
-        if not bucket.in_order:
+        if not bucket.is_straight:
             queries = queries.index_select(0, bucket.tokens)
         # The queries that share a key head are rows of one matrix product.
         grouped = queries.reshape(rows * heads, -1, width)
@@ -210,7 +219,7 @@ class StepPlan:
             own = weights[..., known:].flatten(0, 1)
             output = torch.baddbmm(part.reshape(rows * heads, groups, -1), own, own_values.flatten(0, 1))
         output = output.view(rows, heads * groups, -1)
-        return output if bucket.in_order else output.index_select(0, bucket.picked)
+        return output if bucket.is_straight else output.index_select(0, bucket.picked)
 
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
         kept = self.slab.inputs[layer]
@@ -281,8 +290,8 @@ def _plan_rows(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], memb
     hidden = torch.arange(length, device=device) >= lengths[:, None]
     bias = torch.zeros(rows, length, dtype=slab.shapes.dtype, device=device).masked_fill_(hidden, -torch.inf)
     places = torch.arange(rows, device=device)
-    in_order = tokens.equal(places) and picked.equal(places)
-    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots, in_order)
+    is_straight = tokens.equal(places) and picked.equal(places)
+    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots, is_straight)
 
 
 def _plan_bucket(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], members: list[int]) -> Bucket:

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportPrivateUsage=false
 """A sampler's forward pass in few operations, for models of the kinds of Llama and LFM2 on a CPU.
 
 A decoding step of a small model is some hundred small products; transformers' modules surround them with ten
@@ -11,6 +11,7 @@ the whole must compute what the model itself computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +24,8 @@ from trialogue.engine.linear import Joined
 if TYPE_CHECKING:
     from trialogue.engine.attention import Plan
 
-LARGEST = 1 << 31
-"""Bytes of weights up to which a second copy is kept; with larger ones products take nearly all the time."""
+LARGEST = 1 << 32
+"""Bytes of weights up to which a second copy is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,10 @@ class Unfit(Exception):
     """A model that is built otherwise."""
 
 
-def refuse_others(module: nn.Module, *names: str) -> None:
-    """A module must have no parts but these."""
-    if not {name for name, _ in module.named_children()} <= set(names):
+def refuse_others(module: nn.Module, *names: str, optional: tuple[str, ...] = ()) -> None:
+    """A module must have these parts and no other."""
+    found = {name for name, _ in module.named_children()}
+    if not set(names) <= found <= {*names, *optional}:
         raise Unfit
 
 
@@ -94,7 +96,7 @@ class Norm:
 
 class Attention:
     def __init__(self, module: Any, names: Names) -> None:
-        refuse_others(module, "q_proj", "k_proj", "v_proj", names.output, *names.head_norms)
+        refuse_others(module, "q_proj", "k_proj", "v_proj", names.output, optional=names.head_norms)
         self.layer, self.scaling, self.width = module.layer_idx, module.scaling, module.head_dim
         self.heads = module.q_proj.out_features // self.width
         self.kept = module.k_proj.out_features // self.width
@@ -102,8 +104,8 @@ class Attention:
         self.output = make_product(getattr(module, names.output))
         self.norms = [Norm(getattr(module, name)) for name in names.head_norms if hasattr(module, name)]
 
-    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        cosine, sine = turn
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        cosine, sine = rotation
         both = self.joined(hidden).view(len(hidden), -1, self.width)
         value = both[:, self.heads + self.kept :]
         both = both[:, : self.heads + self.kept]
@@ -124,7 +126,7 @@ class Convolution:
         self.layer, self.taps = module.layer_idx, module.conv
         self.into, self.output = make_product(module.in_proj), make_product(module.out_proj)
 
-    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
         return self.output(convolve(self.taps, self.layer, self.into(hidden), plan))
 
     def products(self) -> list[Joined]:
@@ -153,15 +155,15 @@ class Layer:
         mixer = parts[kind]
         self.mixer = Attention(mixer, names) if kind == "self_attn" else Convolution(mixer)
         feed = parts[names.feed]
-        refuse_others(feed, *names.halves, "act_fn")
+        refuse_others(feed, *names.halves, optional=("act_fn",))
         some = torch.linspace(-3, 3, 7)
         if not getattr(feed, "act_fn", nn.functional.silu)(some).equal(nn.functional.silu(some)):
             raise Unfit
         first, second, third = (getattr(feed, name) for name in names.halves)
         self.halves, self.feed = make_product(first, second), make_product(third)
 
-    def __call__(self, hidden: Tensor, turn: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        hidden = self.mixer(self.before(hidden), turn, plan).add_(hidden)
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        hidden = self.mixer(self.before(hidden), rotation, plan).add_(hidden)
         gate, up = self.halves(self.after(hidden)).chunk(2, 1)
         return self.feed(nn.functional.silu(gate).mul_(up)).add_(hidden)
 
@@ -170,12 +172,14 @@ class Layer:
 
 
 class Fused:
-    """Hidden states and logits of packed tokens, as the model would compute them, from published weights."""
+    """Hidden states and logits of packed tokens, as the model would compute them. What is made of the weights
+    is made once; `forget` after they have changed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.base_model
         names = next((kind for kind in KINDS if hasattr(decoder, kind.last)), None)
-        if names is None or any(not is_plain(weight) for weight in model.parameters()):
+        is_ordinary = all(map(is_at_hand, model.parameters())) and not any(map(is_hooked, model.modules()))
+        if names is None or not is_ordinary:
             raise Unfit
         self.embed, self.angles = decoder.embed_tokens, decoder.rotary_emb
         self.layers = [Layer(module, names) for module in decoder.layers]
@@ -185,11 +189,11 @@ class Fused:
     def hidden(self, tokens: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         hidden = self.embed(tokens)
         cosine, sine = self.angles(hidden[None], position_ids=positions[None])
-        # Turning by an angle is x * cos + (x with its halves exchanged, the first negated) * sin.
+        # To rotate is x * cos + (x with its halves exchanged, the first negated) * sin.
         first, second = sine[0].chunk(2, 1)
-        turn = cosine[0][:, None], torch.cat([-first, second], 1)[:, None]
+        rotation = cosine[0][:, None], torch.cat([-first, second], 1)[:, None]
         for layer in self.layers:
-            hidden = layer(hidden, turn, plan)
+            hidden = layer(hidden, rotation, plan)
         return self.last(hidden)
 
     def forget(self) -> None:
@@ -198,15 +202,20 @@ class Fused:
             product.forget()
 
 
-def is_plain(weight: Tensor) -> bool:
+def is_at_hand(weight: Tensor) -> bool:
     return type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
-def fuse(model: PreTrainedModel) -> Fused | None:
-    """The model in few operations, or None for one that is large, elsewhere, or built otherwise."""
+def is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def fuse(model: PreTrainedModel, agrees: Callable[[Fused], bool]) -> Fused | None:
+    """The model in few operations, or None for one that is large, elsewhere, built or computed otherwise."""
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > LARGEST:
         return None
     try:
-        return Fused(model)
-    except Unfit:
+        fused = Fused(model)
+        return fused if agrees(fused) else None
+    except (Unfit, AttributeError, RuntimeError, ValueError):  # parts are missing, or of other shapes
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -67,7 +68,7 @@ class Joined:
     def _lay_out(self, is_paneled: bool, is_packed: bool) -> None:
         weight = join([layer.weight for layer in self.layers])
         if is_paneled:
-            weight = weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+            weight = to_panels(weight)
         elif is_packed:
             weight = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS))
         self.weight = weight
@@ -88,6 +89,11 @@ def multiply(kernel: Kernel, inputs: Tensor, panels: Tensor) -> Tensor:
     """inputs [N, in] times a matrix in panels [out / LANES, in, LANES], shared among torch's threads."""
     rows, width = inputs.shape
     count = len(panels)
+    # A kernel that is given addresses alone would not notice.
+    assert inputs.dtype == panels.dtype == torch.float32
+    assert inputs.is_contiguous()
+    assert panels.is_contiguous()
+    assert panels.shape[1:] == (width, LANES)
     output = inputs.new_empty(rows, count * LANES)
     threads = torch.get_num_threads()
     edges = [count * part // threads * LANES for part in range(threads + 1)]
@@ -111,13 +117,14 @@ def find_pool() -> ThreadPoolExecutor:
 @cache
 def load_kernel() -> Kernel | None:
     """`product.c`, compiled for this very machine, or None where that cannot be done."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not compiler or shutil.which(compiler[0]) is None:
         return None
     with tempfile.TemporaryDirectory(prefix="trialogue-") as folder:
         library = Path(folder) / "product.so"
         source = Path(__file__).with_name("product.c")
-        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)]
+        options = ["-O3", "-march=native", f"-DLANES={LANES}", "-shared", "-fPIC"]
+        command = [*compiler, *options, "-o", str(library), str(source)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=60)
             kernel = ctypes.CDLL(str(library)).product
@@ -125,4 +132,14 @@ def load_kernel() -> Kernel | None:
             return None
     kernel.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t] * 5
     kernel.restype = None
-    return kernel
+    inputs, weight = (
+        torch.arange(FEW_ROWS * 64.0).sin().view(-1, 64),
+        torch.arange(LANES * 192.0).cos().view(-1, 64),
+    )
+    is_right = torch.allclose(multiply(kernel, inputs, to_panels(weight)), inputs @ weight.T, atol=1e-4)
+    return kernel if is_right else None
+
+
+def to_panels(weight: Tensor) -> Tensor:
+    """[out, in] → [out / LANES, in, LANES]"""
+    return weight.view(-1, LANES, weight.shape[1]).transpose(1, 2).contiguous()

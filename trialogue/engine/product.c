@@ -5,7 +5,6 @@
    rows. */
 #include <stddef.h>
 
-#define LANES 8
 #define ROWS 12
 #define AHEAD 512 /* floats to be fetched before they are needed */
 #define EACH(r, count) _Pragma("GCC unroll 12") for (size_t r = 0; r < count; r++)

@@ -312,6 +312,7 @@ class TorchEngine:
         """Multiply every matrix, embeddings too; by a power of two it can be undone to the bit."""
         self._refuse_while_sampling("scale_matrices")
         await self._together("scale", factor)
+        await self._run(self.sampler.drop_caches)
 
     def _scale(self, factor: float) -> None:
         if self.shards is not None:
@@ -393,18 +394,17 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
 
 
 @cache
-def keep_freed_memory() -> None:
+def keep_freed_memory() -> bool:
     """Let the C library keep what it frees for the next large tensor. Otherwise every one of them is made of
     fresh pages, each cleared by the system when first touched: a tenth of an update. Only glibc does so, and
-    only the first of its heaps can hold large blocks, so all threads use that one."""
-    if platform.libc_ver()[0] == "glibc":
-        library = ctypes.CDLL(None)
-        for option, value in (
-            (M_MMAP_THRESHOLD, 1 << 30),
-            (M_TRIM_THRESHOLD, (1 << 31) - 1),
-            (M_ARENA_MAX, 1),
-        ):
-            library.mallopt(option, value)
+    only its first heap can hold large blocks, so threads that begin from now on share that one. Older ones
+    (before 2.34 or so) refuse such a limit and are left as they are."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    set_option = ctypes.CDLL(None).mallopt
+    if not set_option(M_MMAP_THRESHOLD, 1 << 30):
+        return False
+    return bool(set_option(M_TRIM_THRESHOLD, (1 << 31) - 1) and set_option(M_ARENA_MAX, 1))
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ PROBABILITIES_KEPT = 1 << 26  # floats up to which they wait for the backward pa
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-probability of each target and entropy of each distribution, without ever holding all logits.
+    """Log-probability of each target and entropy of each distribution, a chunk of logits at a time.
 
     hidden [M, width] and the output matrix [V, width] → [M], [M]; where there are too
     many probabilities to keep, the backward pass computes logits again.
@@ -47,10 +47,11 @@ class TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         chunk: int,
+        has_backward: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        is_kept = any(ctx.needs_input_grad) and len(targets) * len(weight) <= PROBABILITIES_KEPT
+        is_kept = has_backward and len(targets) * len(weight) <= PROBABILITIES_KEPT
         ctx.kept = []
         for part in _parts(len(targets), chunk):
             logits = _logits(hidden[part], weight, bias, temperature)
@@ -72,9 +73,10 @@ class TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        kept, ctx.kept = ctx.kept[::-1], []
         for part in _parts(len(targets), ctx.chunk):
-            if ctx.kept:
-                pull = ctx.kept.pop(0).neg_()
+            if kept:
+                pull = kept.pop().neg_()
             else:
                 logits = _logits(hidden[part], weight, bias, ctx.temperature)
                 pull = logits.sub_(sums[part, None]).exp_().neg_()
@@ -88,7 +90,7 @@ class TokenLogprobs(torch.autograd.Function):
                 ) if pull.dtype == grad_weight.dtype else grad_weight.add_(pull.T @ hidden[part])
             if grad_bias is not None:
                 grad_bias.add_(pull.sum(0))
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 def _parts(count: int, chunk: int) -> list[slice]:
@@ -137,7 +139,7 @@ def check_rows(rows: Sequence[Row]) -> None:
 
 
 def gather_tokens(rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor) -> TokenBatch:
-    """What a loss is told of the tokens at the wanted positions of rows, which are all there are."""
+    """What a loss is told of the tokens at the wanted positions of rows; totals are of these rows."""
 
     def flat(lists: Sequence[Sequence[float] | None], dtype: torch.dtype) -> Tensor | None:
         if any(values is None for values in lists):
@@ -227,6 +229,7 @@ class Update:
             tokens[needed],
             temperature,
             max(1, LOGITS_AT_ONCE // weight.shape[0]),
+            torch.is_grad_enabled(),
         )
         return logprobs, entropy, places
 

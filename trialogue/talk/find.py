@@ -13,7 +13,8 @@ from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
 
 KNOWN = (
-    "oracle, naive, gold, agenda, human, scripted:FILE, replay:FILE, openai:NAME, or a checkpoint's folder"
+    *("oracle", "naive", "gold", "agenda", "human", "scripted:FILE", "replay:FILE", "openai:NAME"),
+    *("tiny", "smollm2", "local:FOLDER"),
 )
 
 
@@ -74,10 +75,9 @@ def find_model(
         from trialogue.talk.speech import load_local
 
         return load_local(path, speaker, limits, seed)
-    near = suggest(
-        kind, ["oracle", "naive", "gold", "agenda", "human", "scripted", "replay", "openai", "smollm2"]
-    )
-    raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {KNOWN}{near}")
+    near = suggest(kind, [word.partition(":")[0] for word in KNOWN])
+    allowed = f"{', '.join(KNOWN)}, or a checkpoint's folder"
+    raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {allowed}{near}")
 
 
 def equip(
