@@ -19,6 +19,10 @@ from transformers import (
     LlamaForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 from trialogue.engine import Row, SamplingParams, fused, linear
@@ -130,6 +134,24 @@ def test_changed_weights_count_from_when_they_are_published(make_model, monkeypa
     assert compute().equal(before)
     wiring.fused.forget()
     assert not compute().equal(before)
+
+
+def make_qwen2() -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
+
+
+def make_mistral() -> MistralForCausalLM:
+    return MistralForCausalLM(MistralConfig(sliding_window=None, **SIZES))
+
+
+@pytest.mark.parametrize("make", [make_qwen2, make_mistral])
+def test_relatives_of_llama_go_the_shorter_way(make):
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # biases begin as nothing
+            weight.add_(0.1 * torch.randn_like(weight))
+    assert Wiring(model).fused is not None
 
 
 def make_gelu() -> LlamaForCausalLM:
