@@ -3,10 +3,10 @@
 """A sampler's forward pass in few operations, for models of the kinds of Llama and LFM2 on a CPU.
 
 A decoding step of a small model is some hundred small products; transformers' modules surround them with ten
-thousand tiny operations, which take a quarter of the time and more. Here the same layers are computed with one product for
-query, key and value, one for both halves of the feed-forward layer, and one operation for each norm.
-Which models this holds for is not read from a list: layers must have the parts named below and no other, and
-the whole must compute what the model itself computes.
+thousand tiny operations, which take a quarter of the time and more. Here the same layers are computed with
+one product for query, key and value, one for both halves of the feed-forward layer, and one operation for
+each norm. Which models this holds for is not read from a list: layers must have the parts named below and no
+other, and the whole must compute what the model itself computes.
 """
 
 from __future__ import annotations

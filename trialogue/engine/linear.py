@@ -30,6 +30,8 @@ SMALL = 1 << 18
 """Weights in a matrix that gains nothing from being laid out anew."""
 LANES = 8
 """Outputs in a panel of `product.c`."""
+THREADS = 2
+"""Among more than these handing out the work of `product.c` takes longer than it saves."""
 
 Kernel = Callable[[int, int, int, int, int, int, int, int], None]
 
@@ -48,32 +50,32 @@ class Joined:
     def forget(self) -> None:
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
+        self.kernel: Kernel | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if self.is_large and len(inputs) > FEW_ROWS:
             parts = [nn.functional.linear(inputs, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        kernel = load_kernel() if self.is_large and self.outputs % LANES == 0 else None
-        is_packed = self.is_large and kernel is None and torch.backends.mkldnn.is_available()
-        if self.weight is None:
-            self._lay_out(kernel is not None, is_packed)
-        weight = cast(Tensor, self.weight)
-        if kernel is not None:
-            output = multiply(kernel, inputs.contiguous(), weight)
+        weight = self._lay_out() if self.weight is None else self.weight
+        if self.kernel is not None:
+            output = multiply(self.kernel, inputs.contiguous(), weight)
             return output if self.bias is None else output.add_(self.bias)
-        if is_packed:
+        if weight.is_mkldnn:
             return torch.ops.mkldnn._linear_pointwise(inputs, weight, self.bias, "none", [], "")
         return nn.functional.linear(inputs, weight, self.bias)
 
-    def _lay_out(self, is_paneled: bool, is_packed: bool) -> None:
+    def _lay_out(self) -> Tensor:
         weight = join([layer.weight for layer in self.layers])
-        if is_paneled:
+        if self.is_large and self.outputs % LANES == 0 and torch.get_num_threads() <= THREADS:
+            self.kernel = load_kernel()
+        if self.kernel is not None:
             weight = to_panels(weight)
-        elif is_packed:
+        elif self.is_large and torch.backends.mkldnn.is_available():
             weight = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS))
-        self.weight = weight
         if any(cast("Tensor | None", layer.bias) is not None for layer in self.layers):
             self.bias = join([find_bias(layer) for layer in self.layers])
+        self.weight = weight
+        return weight
 
 
 def join(parts: list[Tensor]) -> Tensor:
