@@ -168,6 +168,8 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
         (["report", "nowhere"], "there is no run nowhere"),
         (["view", "nowhere"], "there is no folder nowhere"),
         (["view"], "there is no folder runs"),
+        (["report", 300 * "a"], "the name is too long: aaa"),
+        (["check", 300 * "a"], "the name is too long"),
         (["eval", "bakery", "--agent", "orakle"], "did you mean oracle?"),
         (["eval", "bakery", "--agent", "agenda"], "agenda plays the user"),
         (

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
-from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_chat, to_config
+from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_chat, to_config, to_usage_error
 from trialogue.cli_users import users_verb
 
 
@@ -30,6 +30,8 @@ class Verbs(click.Group):
                 raise
             click.echo(redact(f"trialogue: {error}"), err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
+        except OSError as error:
+            raise to_usage_error(error) from None
         except click.UsageError as error:
             raise click.UsageError(redact(error.format_message()), error.ctx) from None
         except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,10 @@ def to_chat(run: str, domain: str | None, settings: tuple[str, ...]) -> dict[str
     names = ("model", "base_url", "api_key_env")
     tools = [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator.get(name)]
     return {"domain": own.domain, "settings": (*tools, *settings), "data": own.data}
+
+
+def to_usage_error(error: OSError) -> Exception:
+    """A name that no file system takes is wrong usage; whatever else a system says stays what it is."""
+    if error.errno != ENAMETOOLONG:
+        return error
+    return click.UsageError(f"the name is too long: {str(error.filename)[:60]}…")
