@@ -31,7 +31,7 @@ class Verbs(click.Group):
             click.echo(redact(f"trialogue: {error}"), err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
         except OSError as error:
-            raise to_usage_error(error) from None
+            raise (error if ctx.params.get("debug") else to_usage_error(error)) from None
         except click.UsageError as error:
             raise click.UsageError(redact(error.format_message()), error.ctx) from None
         except KeyboardInterrupt:
