@@ -156,7 +156,7 @@ LLAMA := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF 
          -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
 .llama/.stamp: $(STAMP)
 	$(SMOLLM2)
-	mkdir -p .llama && echo '*' > .llama/.gitignore
+	mkdir -p .llama
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -d .llama llama-cpp-python==0.3.36
 	tar xzf .llama/llama_cpp_python-0.3.36.tar.gz -C .llama --strip-components 1
 	cmake -S .llama/vendor/llama.cpp -B .llama/build $(LLAMA)

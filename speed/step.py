@@ -2,7 +2,8 @@
 # pyright: reportMissingImports=false, reportPrivateUsage=false
 """One GRPO step on SmolLM2-135M, ours and TRL's: eight siblings of one prompt, sampled and learned from.
 
-Every repetition has a process of its own, in which a tiny step warms up before the one that is measured. In
+Every repetition has a process of its own and takes two steps, of which the second is measured: in the first one
+memory is taken from the system, which a run of many steps does once. In
 several turns an observation follows each reply but the last; TRL's side then is a `rollout_func` that calls
 `generate` for all siblings at once, turn by turn, as its documentation shows. It gives no log-probabilities:
 TRL takes them from the sampler only where that is vLLM, and making them would cost it more. Nor does TRL
@@ -25,7 +26,6 @@ BODY, EMBEDDING = 106.2e6, 28.3e6  # weights; the embedding is the output matrix
 CASES = ((512, 128, 1), (512, 128, 4), (2048, 128, 1), (512, 512, 4), (2048, 512, 4))
 LONG = 6000  # tokens of all siblings together from which on a step takes minutes
 FITTING = 6000  # tokens that TRL can learn from at once in 16 GB
-WARM = (64, 16)  # prompt and new tokens of the step that warms up
 WORDS = [
     "the",
     "order",
@@ -97,7 +97,7 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
         return {**times, "tokens": tokens, "distinct": distinct}
 
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(step(*WARM))
+    loop.run_until_complete(step(prompt, new))
     return lambda: loop.run_until_complete(step(prompt, new))
 
 
@@ -137,16 +137,16 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
             "env_mask": [mask] * len(prompts),
         }
 
-    def step(prompt: int, new: int) -> dict[str, Any]:
-        text, first = make_prompt(tokenizer, prompt)
-        longest = new + (turns - 1) * OBSERVED
-        parts = next(n for n in (1, 2, 4, 8) if SIBLINGS * (prompt + longest) <= n * FITTING)
-        clock = {"generation": 0.0, "tokens": 0.0}
+    text, first = make_prompt(tokenizer, prompt)
+    longest = new + (turns - 1) * OBSERVED
+    parts = next(n for n in (1, 2, 4, 8) if SIBLINGS * (prompt + longest) <= n * FITTING)
+    clocks: list[dict[str, float]] = []  # of each step
 
-        class Watch(TrainerCallback):
-            def on_step_end(self, *_: Any, **__: Any) -> None:
-                clock["end"] = perf_counter()
+    class Watch(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clocks[-1]["end"] = perf_counter()
 
+    def step() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as scratch:
             config = GRPOConfig(
                 output_dir=scratch,
@@ -159,7 +159,7 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
                 num_generations=SIBLINGS,
                 max_completion_length=longest,
                 generation_kwargs={"min_new_tokens": new},
-                max_steps=1,
+                max_steps=2,
                 report_to=[],
                 save_strategy="no",
                 logging_strategy="no",
@@ -178,22 +178,21 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
             generate = trainer._generate
 
             def timed(*arguments: Any, **more: Any) -> Any:
-                began = perf_counter()
-                clock.setdefault("begin", began)  # what is sampled is the first thing of a step
+                began = perf_counter()  # what is sampled is the first thing of a step
                 result = generate(*arguments, **more)
-                clock["generation"] += perf_counter() - began
                 masks = result[2] or [[1] * len(said) for said in result[1]]
-                clock["tokens"] += sum(map(sum, masks))
+                said = sum(map(sum, masks))
+                clocks.append({"begin": began, "generation": perf_counter() - began, "tokens": said})
                 return result
 
             trainer._generate = timed
             trainer.train()
-        whole = clock["end"] - clock["begin"]
-        update = whole - clock["generation"]
+        assert len(clocks) == 2, f"TRL generated {len(clocks)} times in two steps"
+        clock = clocks[-1]
+        update = clock["end"] - clock["begin"] - clock["generation"]
         return {"generation": clock["generation"], "update": update, "tokens": int(clock["tokens"])}
 
-    step(*WARM)
-    return lambda: step(prompt, new)
+    return step
 
 
 PARTS = {"ours": step_ours, "TRL": step_trl}

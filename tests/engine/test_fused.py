@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from trialogue.engine import Row, SamplingParams, fused, linear
+from trialogue.engine import Row, SamplingParams, fused, kernels, linear
 from trialogue.engine.attention import Recorder, Wiring
 from trialogue.engine.torch_engine import keep_freed_memory
 
@@ -42,12 +44,12 @@ SIZES = {
 }
 
 
-def load_kernel() -> linear.Kernel:
+def load_kernels() -> kernels.Kernels:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    kernel = linear.load_kernel()
-    assert kernel is not None
-    return kernel
+    found = kernels.load_kernels()
+    assert found is not None
+    return found
 
 
 @pytest.fixture(params=["compiled", "oneDNN", "plain"])
@@ -55,13 +57,13 @@ def product(request, monkeypatch) -> str:
     """How products are computed: all three ways, whatever the size of the matrix."""
     monkeypatch.setattr(linear, "SMALL", linear.SMALL if request.param == "plain" else 0)
     if request.param == "compiled":
-        load_kernel()
+        load_kernels()
     else:
-        monkeypatch.setattr(linear, "load_kernel", lambda: None)
+        monkeypatch.setattr(kernels, "load_kernels", lambda: None)
     return request.param
 
 
-@pytest.mark.parametrize("rows", [1, 7, linear.FEW_ROWS, linear.FEW_ROWS + 8])
+@pytest.mark.parametrize("rows", [1, 7, kernels.FEW_ROWS, kernels.FEW_ROWS + 8])
 def test_hidden_states_and_logits_are_those_of_the_model(kind, rows, product, make_model, monkeypatch):
     used: list[int] = []
     compute = fused.Fused.hidden
@@ -94,28 +96,83 @@ def test_biases_are_added(outputs, product):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("rows", range(1, linear.FEW_ROWS + 1))
+@pytest.mark.parametrize("rows", range(1, kernels.FEW_ROWS + 1))
 def test_the_compiled_product_is_the_product(rows, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    kernel = load_kernel()
+    compiled = load_kernels()
     generator = torch.Generator().manual_seed(rows)
     inputs = torch.randn(rows, 37, generator=generator)
-    weight = torch.randn(5 * linear.LANES, 37, generator=generator)
-    found = linear.multiply(kernel, inputs, linear.to_panels(weight))
+    weight = torch.randn(5 * compiled.lanes, 37, generator=generator)
+    found = kernels.multiply(compiled, inputs, kernels.to_panels(weight, compiled.lanes))
     assert torch.allclose(found, inputs @ weight.T, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("known", [0, 1, 16, 45])
+@pytest.mark.parametrize(("rows", "heads", "kept"), [(1, 2, 2), (3, 9, 3), (20, 4, 1)])
+def test_the_compiled_attention_is_attention(rows, heads, kept, known, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    compiled = load_kernels()
+    width, capacity = 2 * compiled.lanes, 40
+    generator = torch.Generator().manual_seed(rows)
+    # Scores of all sizes, so that some weights are nearly one and others as good as nothing.
+    queries = torch.randn(rows, heads, width, generator=generator) * torch.logspace(-2, 1, heads)[:, None]
+    held, prefix = (
+        torch.randn(2, *shape, width, generator=generator)
+        for shape in ((rows + 2, kept, capacity), (kept, known))
+    )
+    slots = torch.randperm(rows + 2, generator=generator)[:rows]
+    lengths = torch.randint(1, capacity + 1, (rows,), generator=generator)
+    shared = (kernels.turn_keys(prefix[0], compiled.lanes), prefix[1]) if known else ()
+    found = kernels.attend_rows(compiled, queries, *held, slots, lengths, *shared)
+    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        keys, values = torch.cat([prefix, held[:, slot, :, :length]], 2)[:, None].double()
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            queries[row][None, :, None].double(), keys, values, scale=1.0, enable_gqa=True
+        )
+        assert torch.allclose(found[row].double(), expected[0, :, 0], atol=1e-5)
+
+
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_compiler_there_is_no_compiled_product(compiler, monkeypatch):
+def test_without_a_compiler_there_are_no_kernels(compiler, monkeypatch):
     monkeypatch.setenv("CC", compiler)
-    assert linear.load_kernel.__wrapped__() is None
+    assert kernels.load_kernels.__wrapped__() is None
 
 
-def test_a_kernel_is_not_given_what_it_would_misread():
-    kernel, panels = load_kernel(), linear.to_panels(torch.zeros(16, 8))
+def test_kernels_that_compute_something_else_are_refused():
+    compiled = load_kernels()
+    assert kernels.are_right(compiled)
+
+    def spoil(name: str, output: int):
+        def kernel(*arguments: int) -> int:
+            getattr(compiled, name)(*arguments)
+            ctypes.memset(arguments[output], 0, 4)  # the first number
+            return 0
+
+        return replace(compiled, **{name: kernel})
+
+    assert not kernels.are_right(spoil("product", 2))
+    assert not kernels.are_right(spoil("attend", 7))
+
+
+def test_kernels_are_not_given_what_they_would_misread():
+    compiled = load_kernels()
+    panels = kernels.to_panels(torch.zeros(2 * compiled.lanes, 8), compiled.lanes)
     for inputs in (torch.zeros(2, 8).half(), torch.zeros(2, 9), torch.zeros(8, 2).T):
         with pytest.raises(AssertionError):
-            linear.multiply(kernel, inputs, panels)
+            kernels.multiply(compiled, inputs, panels)
+    queries, kept = torch.zeros(2, 4, compiled.lanes), torch.zeros(3, 2, 5, compiled.lanes)
+    slots, lengths = torch.tensor([0, 2]), torch.tensor([5, 1])
+    kernels.attend_rows(compiled, queries, kept, kept, slots, lengths)
+    for wrong in (
+        (queries.half(), kept, kept, slots, lengths),
+        (queries, kept[..., :4], kept[..., :4], slots, lengths),
+        (queries, kept, kept, slots + 1, lengths),
+        (queries, kept, kept, slots, lengths + 1),
+        (queries, kept, kept, slots[:1], lengths),
+    ):
+        with pytest.raises(AssertionError):
+            kernels.attend_rows(compiled, *wrong)
 
 
 def test_changed_weights_count_from_when_they_are_published(make_model, monkeypatch):

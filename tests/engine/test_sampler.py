@@ -37,11 +37,13 @@ def short(request, monkeypatch):
     monkeypatch.setattr("trialogue.engine.sampler.SHORT", request.param)
 
 
-@pytest.fixture(params=[False, True], ids=["few operations", "the model's own"])
+@pytest.fixture(params=["few operations", "no compiler", "the model's own"])
 def way(request, monkeypatch):
-    """Models are computed in few operations, or as large ones and those on a GPU are."""
-    if request.param:
+    """Models are computed in few operations, with kernels or without, or as large ones and those on a GPU."""
+    if request.param == "the model's own":
         monkeypatch.setattr("trialogue.engine.fused.LARGEST", 0)
+    if request.param != "few operations":
+        monkeypatch.setattr("trialogue.engine.kernels.load_kernels", lambda: None)
 
 
 @pytest.mark.usefixtures("short", "way")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from trialogue.engine.fused import Fused, convolve, fuse
-from trialogue.engine.linear import FEW_ROWS
+from trialogue.engine.kernels import FEW_ROWS
 from trialogue.errors import EngineError
 
 Result = TypeVar("Result")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
+from trialogue.engine.kernels import Kernels, attend_rows, find_kernels, turn_keys
 
 MOST_SCORES = 1 << 24
 """Attention scores of one layer that are held at once in a step of single tokens."""
@@ -108,6 +109,12 @@ class Prefix:
     values: dict[int, Tensor]
     inputs: dict[int, Tensor]  # of each convolution, with what lies before the first token
     used: int = 0  # step of last use
+    turned: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # keys as the kernel reads them
+
+    def find_turned(self, layer: int, lanes: int) -> Tensor:
+        if layer not in self.turned:
+            self.turned[layer] = turn_keys(self.keys[layer], lanes)
+        return self.turned[layer]
 
 
 @dataclass(slots=True)
@@ -133,6 +140,7 @@ class Bucket:
     bias: Tensor  # [R, 1, C, T]: 0 where a query may look, else -inf
     slots: Tensor | slice
     is_straight: bool = False  # whether `tokens` and `picked` change nothing
+    ends: tuple[Tensor, Tensor] | None = None  # where one new token a row: the slot of each, and its length
 
     def read(self, kept: Tensor) -> Tensor:
         """[slots, KV, capacity, D] → [R, KV, T, D], in place where slots are a range."""
@@ -195,6 +203,13 @@ class StepPlan:
     def _attend_rows(self, layer: int, queries: Tensor) -> Tensor:
         """Scaled queries [N, H, D] → [N, H, D]."""
         (bucket,) = self.buckets
+        kernels = self._find_kernels(queries, self.slab.values[layer])
+        if kernels is not None and bucket.ends is not None:
+            kept = self.slab.keys[layer], self.slab.values[layer]
+            known = [
+                (prefix.find_turned(layer, kernels.lanes), prefix.values[layer]) for prefix, _ in self.shared
+            ]
+            return attend_rows(kernels, queries, *kept, *bucket.ends, *(known[0] if known else ()))
         own_keys, own_values = bucket.read(self.slab.keys[layer]), bucket.read(self.slab.values[layer])
         rows, heads, length, width = own_keys.shape
         if not bucket.is_straight:
@@ -220,6 +235,12 @@ class StepPlan:
             output = torch.baddbmm(part.reshape(rows * heads, groups, -1), own, own_values.flatten(0, 1))
         output = output.view(rows, heads * groups, -1)
         return output if bucket.is_straight else output.index_select(0, bucket.picked)
+
+    def _find_kernels(self, queries: Tensor, values: Tensor) -> Kernels | None:
+        width = queries.shape[2]
+        is_at_hand = queries.dtype == torch.float32 and queries.device.type == "cpu"
+        kernels = find_kernels() if is_at_hand and values.shape[3] == width else None
+        return kernels if kernels is not None and width % kernels.lanes == 0 else None
 
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
         kept = self.slab.inputs[layer]
@@ -275,6 +296,7 @@ def _plan_rows(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], memb
     chosen = torch.tensor([pieces[number].slot for number in members], device=device)
     lengths = torch.tensor([pieces[number].start + 1 for number in members], device=device)
     targets = torch.tensor([offsets[number] for number in members], device=device)
+    ends = chosen, lengths
     length = int(lengths.max())
     first, last = int(chosen.min()), int(chosen.max()) + 1
     rows = len(members)
@@ -291,7 +313,7 @@ def _plan_rows(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], memb
     bias = torch.zeros(rows, length, dtype=slab.shapes.dtype, device=device).masked_fill_(hidden, -torch.inf)
     places = torch.arange(rows, device=device)
     is_straight = tokens.equal(places) and picked.equal(places)
-    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots, is_straight)
+    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots, is_straight, ends)
 
 
 def _plan_bucket(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], members: list[int]) -> Bucket:

@@ -1,0 +1,181 @@
+# pyright: reportUnknownMemberType=false
+"""What a decoding step on a CPU needs most, in C: `kernels.c`, compiled for the machine when first needed.
+
+Matrix libraries are made for many rows: for a handful they bring weights, keys and values from memory at
+half the speed at which it delivers. Where there is no compiler, or what it made computes something else,
+callers do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FEW_ROWS = 32
+"""Rows up to which a large product is done here."""
+THREADS = 2
+"""Among more than these handing out the work takes longer than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """`kernels.c` as compiled for this machine: functions that take addresses and sizes and return 0."""
+
+    product: Callable[..., int]
+    attend: Callable[..., int]
+    lanes: int
+    """Numbers in a vector: what widths must be multiples of."""
+
+
+def find_kernels() -> Kernels | None:
+    """The kernels, where they are of use."""
+    return load_kernels() if torch.get_num_threads() <= THREADS else None
+
+
+def to_panels(weight: Tensor, lanes: int) -> Tensor:
+    """[out, in] → [out / lanes, in, lanes]"""
+    return weight.view(-1, lanes, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def turn_keys(keys: Tensor, lanes: int) -> Tensor:
+    """[KV, T, D] → [KV, D, T and as many zeros as make it a multiple of lanes]"""
+    return torch.nn.functional.pad(keys.transpose(1, 2), (0, -keys.shape[1] % lanes)).contiguous()
+
+
+def multiply(kernels: Kernels, inputs: Tensor, panels: Tensor) -> Tensor:
+    """inputs [N, in] times a matrix in panels [out / lanes, in, lanes] → [N, out]"""
+    rows, width = inputs.shape
+    count, lanes = len(panels), kernels.lanes
+    refuse_unreadable(inputs, panels)
+    assert panels.shape[1:] == (width, lanes)
+    output = inputs.new_empty(rows, count * lanes)
+    places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
+    share(kernels.product, places, (rows, width, count * lanes), count, lanes)
+    return output
+
+
+def attend_rows(
+    kernels: Kernels,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    turned: Tensor | None = None,
+    shared: Tensor | None = None,
+) -> Tensor:
+    """Scaled queries [N, H, D] of one new token in each row → [N, H, D]. Row i looks at the first lengths[i]
+    places of slots[i] in keys and values [slots, KV, capacity, D], and at a prefix, keys turned round."""
+    (rows, heads, width), (held, kept, capacity, _) = queries.shape, keys.shape
+    known = 0 if shared is None else shared.shape[1]
+    refuse_unreadable(queries, keys, values)
+    assert keys.shape == values.shape
+    assert keys.shape[3] == width
+    assert slots.dtype == lengths.dtype == torch.long
+    assert len(slots) == len(lengths) == rows
+    assert slots.max() < held
+    assert lengths.max() <= capacity
+    if turned is not None and shared is not None:
+        refuse_unreadable(turned, shared)
+        assert shared.shape == (kept, known, width)
+        assert turned.shape == (kept, width, known + -known % kernels.lanes)
+    output = torch.empty_like(queries)
+    places = [0 if tensor is None else tensor.data_ptr() for tensor in (queries, turned, shared)]
+    places += [tensor.data_ptr() for tensor in (keys, values, slots, lengths, output)]
+    share(kernels.attend, places, (heads, kept, width, known, capacity), rows)
+    return output
+
+
+def refuse_unreadable(*tensors: Tensor) -> None:
+    """A kernel that is given addresses alone would not notice."""
+    for tensor in tensors:
+        assert tensor.dtype == torch.float32
+        assert tensor.is_contiguous()
+
+
+def share(
+    kernel: Callable[..., int],
+    places: tuple[int, ...] | list[int],
+    sizes: tuple[int, ...],
+    count: int,
+    unit: int = 1,
+) -> None:
+    """Divide `count` pieces of work among torch's threads."""
+    threads = min(count, torch.get_num_threads())
+    edges = [count * part // threads * unit for part in range(threads + 1)]
+
+    def work(first: int, last: int) -> None:
+        if kernel(*places, *sizes, first, last):
+            raise MemoryError("no memory for a step of few rows")
+
+    others = [find_pool().submit(work, *edges[part : part + 2]) for part in range(1, threads)]
+    work(*edges[:2])
+    for future in others:
+        future.result()
+
+
+@cache
+def find_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="kernel")
+
+
+@cache
+def load_kernels() -> Kernels | None:
+    """`kernels.c`, compiled for this very machine, or None where that cannot be done."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not compiler or shutil.which(compiler[0]) is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="trialogue-") as folder:
+        library, source = Path(folder) / "kernels.so", Path(__file__).with_name("kernels.c")
+        command = [*compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            compiled = ctypes.CDLL(str(library))
+        except (OSError, subprocess.SubprocessError):
+            return None
+    compiled.product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t] * 5
+    compiled.attend.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_size_t] * 7
+    lanes = ctypes.c_size_t.in_dll(compiled, "lanes_of_a_vector").value
+    kernels = Kernels(compiled.product, compiled.attend, lanes)
+    return kernels if are_right(kernels) else None
+
+
+def are_right(kernels: Kernels) -> bool:
+    """Whether they compute what torch does."""
+    lanes = kernels.lanes
+    inputs = torch.arange(FEW_ROWS * 64.0).sin().view(-1, 64)
+    weight = torch.arange(lanes * 192.0).cos().view(-1, 64)
+    product = multiply(kernels, inputs, to_panels(weight, lanes))
+    rows, heads, kept, width, known, own = 3, 4, 2, 2 * lanes, 5, 7
+    queries, keys, values = (
+        torch.arange(rows * count * width * 1.0).add(offset).sin().view(rows, -1, width)
+        for offset, count in ((0, heads), (1, kept * own), (2, kept * own))
+    )
+    keys, values = (tensor.view(rows, kept, own, width) for tensor in (keys, values))
+    shared = values[0, :, :known].contiguous().cos()
+    slots, lengths = torch.tensor([2, 0, 1]), torch.tensor([7, 1, 4])
+    found = attend_rows(kernels, queries, keys, values, slots, lengths, turn_keys(shared, lanes), shared)
+    for row in range(rows):
+        own_keys, own_values = (tensor[slots[row], :, : lengths[row]] for tensor in (keys, values))
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            queries[row][None, :, None],
+            torch.cat([shared, own_keys], 1)[None],
+            torch.cat([shared, own_values], 1)[None],
+            scale=1.0,
+            enable_gqa=True,
+        )
+        if not torch.allclose(found[row], expected[0, :, 0], atol=1e-4):
+            return False
+    return torch.allclose(product, inputs @ weight.T, atol=1e-4)
