@@ -2,12 +2,12 @@
 # pyright: reportMissingImports=false, reportPrivateUsage=false
 """One GRPO step on SmolLM2-135M, ours and TRL's: eight siblings of one prompt, sampled and learned from.
 
-Every repetition has a process of its own and takes two steps, of which the second is measured: in the first one
-memory is taken from the system, which a run of many steps does once. In
-several turns an observation follows each reply but the last; TRL's side then is a `rollout_func` that calls
-`generate` for all siblings at once, turn by turn, as its documentation shows. It gives no log-probabilities:
-TRL takes them from the sampler only where that is vLLM, and making them would cost it more. Nor does TRL
-compute its gradients twice (checkpointing), but in micro-batches where memory asks for them.
+Every repetition has a process of its own, in which a whole step is taken before the one that is measured: in
+the first ones memory is taken from the system, which a run of many steps does once. In several turns an
+observation follows each reply but the last; TRL's side then is a `rollout_func` that calls `generate` for all
+siblings at once, turn by turn, as its documentation shows. It gives no log-probabilities: TRL takes them from
+the sampler only where that is vLLM, and making them would cost it more. Nor does TRL compute its gradients twice
+(checkpointing), but in micro-batches where memory asks for them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ BODY, EMBEDDING = 106.2e6, 28.3e6  # weights; the embedding is the output matrix
 CASES = ((512, 128, 1), (512, 128, 4), (2048, 128, 1), (512, 512, 4), (2048, 512, 4))
 LONG = 6000  # tokens of all siblings together from which on a step takes minutes
 FITTING = 6000  # tokens that TRL can learn from at once in 16 GB
+WARM = (64, 16)  # prompt and new tokens of a step after which the optimizer has its memory
 WORDS = [
     "the",
     "order",
@@ -97,7 +98,8 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
         return {**times, "tokens": tokens, "distinct": distinct}
 
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(step(prompt, new))
+    for sizes in (WARM, (prompt, new)):
+        loop.run_until_complete(step(*sizes))
     return lambda: loop.run_until_complete(step(prompt, new))
 
 

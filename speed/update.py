@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
-from speed.step import BODY, EMBEDDING, FITTING, SIBLINGS
+from speed.step import BODY, EMBEDDING, FITTING, SIBLINGS, WARM
 
 
 def make_rows(prompt: int, new: int) -> list[list[int]]:
@@ -47,7 +47,8 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
         engine.update.optim_step(OptimParams(learning_rate=1e-6))
         return {"seconds": perf_counter() - started, "tokens": engine.update.computed_tokens}
 
-    run(prompt, new)
+    for sizes in (WARM, (prompt, new)):
+        run(*sizes)
     return lambda: run(prompt, new)
 
 
@@ -83,7 +84,8 @@ def update_padded(folder: str, prompt: int, new: int) -> Callable[[], dict[str, 
         optimizer.zero_grad(set_to_none=True)
         return {"seconds": perf_counter() - started, "tokens": tokens}
 
-    run(prompt, new)
+    for sizes in (WARM, (prompt, new)):
+        run(*sizes)
     return lambda: run(prompt, new)
 
 

@@ -1,18 +1,22 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
-"""Products with published weights, for the few rows of a decoding step on a CPU.
+# pyright: reportIncompatibleMethodOverride=false
+"""Products with a model's weights on a CPU: of the few rows of a decoding step, and of the many of an update.
 
-The kernel of `kernels.c` reads weights at the speed of memory; where it cannot be compiled, oneDNN's own
-layout for small products is the next best. Either costs a second copy of the weights. Layers that take the
-same input are joined: fewer, larger products.
+For few rows the kernel of `kernels.c` reads weights at the speed of memory; where it cannot be compiled,
+oneDNN's own layout for small products is the next best. Either costs a second copy of the weights. Layers that
+take the same input are joined: fewer, larger products. For many rows oneDNN uses the whole width of vectors
+where torch's matrix library uses half of it on some processors.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from trialogue.engine.kernels import FEW_ROWS, Kernels, find_kernels, multiply, to_panels
 
@@ -38,14 +42,14 @@ class Joined:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if self.is_large and len(inputs) > FEW_ROWS:
-            parts = [nn.functional.linear(inputs, layer.weight, layer.bias) for layer in self.layers]
+            parts = [multiply_many(inputs, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         weight = self._lay_out() if self.weight is None else self.weight
         if self.kernels is not None:
             output = multiply(self.kernels, inputs.contiguous(), weight)
             return output if self.bias is None else output.add_(self.bias)
         if weight.is_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise(inputs, weight, self.bias, "none", [], "")
+            return multiply_by_onednn(inputs, weight, self.bias)
         return nn.functional.linear(inputs, weight, self.bias)
 
     def _lay_out(self) -> Tensor:
@@ -68,3 +72,56 @@ def join(parts: list[Tensor]) -> Tensor:
 def find_bias(layer: nn.Linear) -> Tensor:
     bias = cast("Tensor | None", layer.bias)
     return layer.weight.new_zeros(len(layer.weight)) if bias is None else bias
+
+
+class Product(torch.autograd.Function):
+    """A linear layer, with oneDNN for the product and for its gradient towards the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return multiply_by_onednn(inputs, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        flat = grad.flatten(0, -2)
+        return (
+            multiply_by_onednn(grad, weight.t(), None) if wanted[0] else None,
+            flat.t() @ inputs.flatten(0, -2) if wanted[1] else None,
+            flat.sum(0) if wanted[2] else None,
+        )
+
+
+def compute_linear(module: nn.Linear, inputs: Tensor) -> Tensor:
+    """The forward pass of a linear layer in an update."""
+    bias = cast("Tensor | None", module.bias)
+    if not torch.is_grad_enabled() or not is_plain(inputs, module.weight):
+        return multiply_many(inputs, module.weight, bias)
+    return cast(Tensor, Product.apply(inputs, module.weight, bias))
+
+
+def multiply_many(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """inputs [..., in] times [out, in], without a gradient where oneDNN is quicker."""
+    is_needed = torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad)
+    if is_needed or not is_plain(inputs, weight):
+        return nn.functional.linear(inputs, weight, bias)
+    return multiply_by_onednn(inputs, weight, bias)
+
+
+def is_plain(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN can take them as they are, and is the quicker one."""
+    is_at_hand = inputs.dtype == weight.dtype == torch.float32 and inputs.device.type == "cpu"
+    return is_at_hand and inputs.numel() > 0 and not torch.is_autocast_enabled("cpu") and is_onednn_quicker()
+
+
+def multiply_by_onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+
+
+@cache
+def is_onednn_quicker() -> bool:
+    """On processors with AVX-512. It depends on nothing else: a run is the same whenever it goes on."""
+    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"

@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 TURNS_BETWEEN_STEPS = 8
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
+NEVER = -1
 
 
 class TorchEngine:
@@ -404,7 +405,7 @@ def keep_freed_memory() -> bool:
     set_option = ctypes.CDLL(None).mallopt
     if not set_option(M_MMAP_THRESHOLD, 1 << 30):
         return False
-    return bool(set_option(M_TRIM_THRESHOLD, (1 << 31) - 1) and set_option(M_ARENA_MAX, 1))
+    return bool(set_option(M_TRIM_THRESHOLD, NEVER) and set_option(M_ARENA_MAX, 1))
 
 
 @torch.no_grad()

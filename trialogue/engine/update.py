@@ -22,12 +22,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
 from trialogue.engine.attention import Wiring
+from trialogue.engine.linear import multiply_many
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.shards import Shards, get_norm
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
-LOGITS_AT_ONCE = 1 << 24  # floats
+LOGITS_AT_ONCE = 1 << 26  # floats; a product of fewer rows takes longer for each
 PROBABILITIES_KEPT = 1 << 26  # floats up to which they wait for the backward pass
 
 
@@ -55,9 +56,13 @@ class TokenLogprobs(torch.autograd.Function):
         ctx.kept = []
         for part in _parts(len(targets), chunk):
             logits = _logits(hidden[part], weight, bias, temperature)
-            sums[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - sums[part]
-            weights = (logits - sums[part, None]).exp_()
+            top = logits.amax(-1, keepdim=True)
+            chosen = logits.gather(1, targets[part, None])[:, 0]
+            weights = (logits - top).exp_()
+            total = weights.sum(-1, keepdim=True)
+            sums[part] = (top + total.log())[:, 0]
+            logprobs[part] = chosen - sums[part]
+            weights.div_(total)
             entropy[part] = sums[part] - logits.mul_(weights).sum(-1)
             if is_kept:
                 ctx.kept.append(weights)
@@ -76,14 +81,14 @@ class TokenLogprobs(torch.autograd.Function):
         kept, ctx.kept = ctx.kept[::-1], []
         for part in _parts(len(targets), ctx.chunk):
             if kept:
-                pull = kept.pop().neg_()
+                probabilities = kept.pop()
             else:
                 logits = _logits(hidden[part], weight, bias, ctx.temperature)
-                pull = logits.sub_(sums[part, None]).exp_().neg_()
-            pull.scatter_add_(1, targets[part, None], torch.ones_like(sums[part, None]))
-            pull.mul_(grad[part, None] / ctx.temperature)
+                probabilities = logits.sub_(sums[part, None]).exp_()
+            share = grad[part, None] / ctx.temperature
+            pull = probabilities.mul_(-share).scatter_add_(1, targets[part, None], share)
             pull = pull.to(hidden.dtype)
-            grad_hidden[part] = pull @ weight.to(hidden.dtype)
+            grad_hidden[part] = multiply_many(pull, weight.to(hidden.dtype).t())
             if grad_weight is not None:
                 grad_weight.addmm_(
                     pull.T, hidden[part]
@@ -98,9 +103,7 @@ def _parts(count: int, chunk: int) -> list[slice]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = nn.functional.linear(
-        hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
-    )
+    logits = multiply_many(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
     logits = logits.float()
     return logits if temperature == 1 else logits.div_(temperature)
 
