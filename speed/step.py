@@ -6,8 +6,8 @@ Every repetition has a process of its own, in which a whole step is taken before
 the first ones memory is taken from the system, which a run of many steps does once. In several turns an
 observation follows each reply but the last; TRL's side then is a `rollout_func` that calls `generate` for all
 siblings at once, turn by turn, as its documentation shows. It gives no log-probabilities: TRL takes them from
-the sampler only where that is vLLM, and making them would cost it more. Nor does TRL compute its gradients twice
-(checkpointing), but in micro-batches where memory asks for them.
+the sampler only where that is vLLM, and making them would cost it more. Nor does TRL compute its gradients
+twice (checkpointing), but in micro-batches where memory asks for them.
 """
 
 from __future__ import annotations

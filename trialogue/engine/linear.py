@@ -4,9 +4,9 @@
 """Products with a model's weights on a CPU: of the few rows of a decoding step, and of the many of an update.
 
 For few rows the kernel of `kernels.c` reads weights at the speed of memory; where it cannot be compiled,
-oneDNN's own layout for small products is the next best. Either costs a second copy of the weights. Layers that
-take the same input are joined: fewer, larger products. For many rows oneDNN uses the whole width of vectors
-where torch's matrix library uses half of it on some processors.
+oneDNN's own layout for small products is the next best. Either costs a second copy of the weights. Layers
+that take the same input are joined: fewer, larger products. For many rows oneDNN uses the whole width of
+vectors where torch's matrix library uses half of it on some processors.
 """
 
 from __future__ import annotations
