@@ -3,11 +3,12 @@
 """One GRPO step on SmolLM2-135M, ours and TRL's: eight siblings of one prompt, sampled and learned from.
 
 Every repetition has a process of its own, in which a whole step is taken before the one that is measured: in
-the first ones memory is taken from the system, which a run of many steps does once. In several turns an
-observation follows each reply but the last; TRL's side then is a `rollout_func` that calls `generate` for all
-siblings at once, turn by turn, as its documentation shows. It gives no log-probabilities: TRL takes them from
-the sampler only where that is vLLM, and making them would cost it more. Nor does TRL compute its gradients
-twice (checkpointing), but in micro-batches where memory asks for them.
+the first ones memory is taken from the system, which a run of many steps does once. Where a step takes
+minutes the first one is measured. In several turns an observation follows each reply but the last; TRL's side
+then is a `rollout_func` that calls `generate` for all siblings at once, turn by turn, as its documentation
+shows. It gives no log-probabilities: TRL takes them from the sampler only where that is vLLM, and making them
+would cost it more. Nor does TRL compute its gradients twice (checkpointing), but in micro-batches where
+memory asks for them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def make_prompt(tokenizer: Any, length: int) -> tuple[str, list[int]]:
     return text, ids
 
 
-def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dict[str, Any]]:
+def step_ours(folder: str, prompt: int, new: int, turns: int, before: int) -> Callable[[], dict[str, Any]]:
     import asyncio
 
     from transformers import AutoTokenizer
@@ -83,7 +84,7 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
 
     async def step(prompt: int, new: int) -> dict[str, Any]:
         _, first = make_prompt(tokenizer, prompt)
-        before = engine.update.computed_tokens
+        computed = engine.update.computed_tokens
         started = perf_counter()
         shares = advantages([float(number % 2) for number in range(SIBLINGS)])
         rows = await asyncio.gather(*(talk(number, share, first, new) for number, share in enumerate(shares)))
@@ -93,17 +94,17 @@ def step_ours(folder: str, prompt: int, new: int, turns: int) -> Callable[[], di
         await engine.publish()
         updated = perf_counter()
         tokens = sum(map(sum, (row.mask for row in rows)))
-        distinct = engine.update.computed_tokens - before
+        distinct = engine.update.computed_tokens - computed
         times = {"generation": sampled - started, "update": updated - sampled}
         return {**times, "tokens": tokens, "distinct": distinct}
 
     loop = asyncio.new_event_loop()
-    for sizes in (WARM, (prompt, new)):
+    for sizes in (WARM, *[(prompt, new)] * before):
         loop.run_until_complete(step(*sizes))
     return lambda: loop.run_until_complete(step(prompt, new))
 
 
-def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dict[str, Any]]:
+def step_trl(folder: str, prompt: int, new: int, turns: int, before: int) -> Callable[[], dict[str, Any]]:
     import tempfile
 
     from datasets import Dataset
@@ -161,7 +162,7 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
                 num_generations=SIBLINGS,
                 max_completion_length=longest,
                 generation_kwargs={"min_new_tokens": new},
-                max_steps=2,
+                max_steps=before + 1,
                 report_to=[],
                 save_strategy="no",
                 logging_strategy="no",
@@ -189,7 +190,7 @@ def step_trl(folder: str, prompt: int, new: int, turns: int) -> Callable[[], dic
 
             trainer._generate = timed
             trainer.train()
-        assert len(clocks) == 2, f"TRL generated {len(clocks)} times in two steps"
+        assert len(clocks) == before + 1, f"TRL generated {len(clocks)} times in {before + 1} steps"
         clock = clocks[-1]
         update = clock["end"] - clock["begin"] - clock["generation"]
         return {"generation": clock["generation"], "update": update, "tokens": int(clock["tokens"])}
@@ -211,8 +212,9 @@ def measure(options: Options) -> Iterator[Figure]:
         case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
         if not options.wants(f"GRPO step, {case}"):
             continue
-        settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
         is_long = SIBLINGS * (prompt + new) > LONG
+        settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
+        settings["before"] = 0 if is_long else 1
         ours, theirs = alternate(
             [
                 partial(Part, "step", "ours", **settings),
