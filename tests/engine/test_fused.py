@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import platform
 import shutil
@@ -93,6 +94,28 @@ def test_biases_are_added(outputs, product):
     with torch.inference_mode():
         found = linear.Joined(first, second)(inputs)
         assert torch.allclose(found, torch.cat([first(inputs), second(inputs)], 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("is_quicker", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_linear_layer_of_an_update_is_linear(bias, trained, is_quicker, monkeypatch):
+    monkeypatch.setattr(linear, "is_onednn_quicker", lambda: is_quicker)
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(24, 40, bias=bias).requires_grad_(trained)
+    exact = copy.deepcopy(layer).double()
+    inputs, pull = torch.randn(2, 7, 24, requires_grad=True), torch.randn(2, 7, 40)
+    other = inputs.detach().double().requires_grad_()
+    found, expected = linear.compute_linear(layer, inputs), exact(other)
+    assert torch.allclose(found.double(), expected, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(linear.compute_linear(layer, inputs), found)
+    found.backward(pull)
+    expected.backward(pull.double())
+    pairs = [(inputs, other), *zip(layer.parameters(), exact.parameters(), strict=True)]
+    for one, same in pairs if trained else pairs[:1]:
+        assert torch.allclose(one.grad.double(), same.grad, atol=1e-5)
+    assert trained or all(parameter.grad is None for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
