@@ -25,6 +25,11 @@ def test_what_a_section_leaves_out_has_the_default_of_its_kind(tmp_path: Path) -
     assert (tuned.tasks.split, tuned.tasks.levels, tuned.tasks.families) == ("train", (1,), ("cancel",))
 
 
+@pytest.mark.parametrize("name", ["2026-11-16", "2026-11-16T10:00:00", "10:00:00", "mine"])
+def test_what_looks_like_a_date_is_a_text(name: str) -> None:
+    assert load_config(EvalConfig, None, [f"run.name={name}"]).run.name == name
+
+
 def test_a_section_is_no_value() -> None:
     with pytest.raises(ConfigError, match=r"tasks: .* got 3"):
         load_config(TrainConfig, None, ["tasks=3"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -552,10 +553,12 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
+    """A value of TOML, or a text: what looks like a date is one too, for no setting is a date."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
+    return text if isinstance(value, date | time) else value
 
 
 def _lay(data: dict[str, Any], path: list[str], value: Any) -> None:

@@ -114,11 +114,9 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, path: Path, kind: Kind | None = None) -> Run:
+    def resume(cls, path: Path) -> Run:
         """An existing run directory, to go on with. A line cut off by a crash is dropped."""
         about = read_about(path)
-        if kind is not None and about.get("kind") != kind:
-            raise RunError(f"{path} is a run of kind '{about.get('kind')}', not '{kind}'")
         run = cls(path, _lock(path))
         for folder in (path, path / "trajectories", path / "recordings"):
             for file in folder.glob("*.jsonl"):
@@ -317,10 +315,12 @@ def read_config(kind: type[C], path: Path) -> C:
     return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
 
 
-def settle(config: R, resume: Path | None) -> R:
-    """The settings a run begins or goes on with. The name of a new one must be free: this is asked before
-    anything is loaded."""
+def settle(config: R, kind: Kind, resume: Path | None) -> R:
+    """The settings a run begins or goes on with. The name of a new one must be free, and one that goes on of
+    the right kind: this is asked before anything is loaded."""
     if resume is not None:
+        if (own := read_about(resume).get("kind")) != kind:
+            raise RunError(f"{resume} is a run of kind '{own}', not '{kind}'")
         return read_resumed(resume, config)
     if config.run.name:
         _refuse_taken(_place(config.run, config.run.name))

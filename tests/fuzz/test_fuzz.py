@@ -231,7 +231,7 @@ def test_an_index_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
     for line in ('{"file": "eval", "at": {}, "bytes": 1}\n', "[]\n", '{"file": "eval"}\n'):
         (run.path / "index.jsonl").write_text(line, encoding="utf-8")
         assert not is_listed(run.path)
-        Run.resume(run.path, "eval").close("stopped")
+        Run.resume(run.path).close("stopped")
         assert is_listed(run.path)
 
 

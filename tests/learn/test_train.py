@@ -226,7 +226,7 @@ async def test_a_run_that_cannot_be_set_up_is_let_go_of(
         await train(wrong)
     path = Path(wrong.run.directory) / "train"
     assert read_about(path)["state"] == "failed"
-    Run.resume(path, "train").close("failed")  # nobody holds it any more
+    Run.resume(path).close("failed")  # nobody holds it any more
 
     def load(*given: object) -> None:
         raise AssertionError("weights are loaded for nothing")

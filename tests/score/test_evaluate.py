@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from trialogue import ModelError, Reply, RunError, Task, Trajectory
-from trialogue.config import EvalConfig, RunSettings
+from trialogue.config import EvalConfig, RunSettings, TrainConfig
 from trialogue.durable import mend
-from trialogue.run import Run, read_about, read_lines, read_trajectories
+from trialogue.run import Run, read_about, read_lines, read_trajectories, settle
 from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
 from trialogue.talk.model import Model
@@ -257,8 +257,9 @@ def test_runs_are_never_overwritten_and_wrong_ones_are_told(config: EvalConfig, 
     Run.create(settings, "eval", "store", config, 0).close("finished")
     with pytest.raises(RunError, match="exists; resume it with --resume"):
         Run.create(settings, "eval", "store", config, 0)
-    with pytest.raises(RunError, match="is a run of kind 'eval', not 'rollout'"):
-        Run.resume(tmp_path / "mine", "rollout")
+    for other, kind in ((config, "rollout"), (TrainConfig(), "train")):  # told before settings are compared
+        with pytest.raises(RunError, match=f"is a run of kind 'eval', not '{kind}'"):
+            settle(other, kind, tmp_path / "mine")
     with pytest.raises(RunError, match=r"is no run directory: it has no run.json"):
         Run.resume(tmp_path)
     unnamed = RunSettings(directory=str(tmp_path))

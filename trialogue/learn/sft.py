@@ -50,7 +50,7 @@ async def sft(
     started: Callable[[Path], None] | None = None,
 ) -> Path:
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
-    config = settle(config, resume)
+    config = settle(config, "sft", resume)
     settings = config.sft
     domain, cast_ = set_up(
         to_played(config), is_played=settings.eval_tasks > 0 or settings.examples == "oracle"
@@ -62,7 +62,7 @@ async def sft(
     marks = find_marks(learned, config.tasks, domain.reference or domain.name, *origins)
     learner = load_learner(config.learner, config.seed)
     if resume is not None:
-        run = Run.resume(resume, "sft")
+        run = Run.resume(resume)
     else:
         run = Run.create(config.run, "sft", config.domain, config, config.seed, marks)
     with run.setting_up():

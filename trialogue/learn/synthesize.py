@@ -68,7 +68,7 @@ async def synthesize(
 ) -> dict[str, Any]:
     """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
     began = written = monotonic()
-    config = settle(config, resume)
+    config = settle(config, "synthesize", resume)
     domain, cast = set_up(config)
     account = cast.account
     workshop = Workshop(config, domain)
@@ -81,7 +81,7 @@ async def synthesize(
     agent = find(config.agent, "agent", "agent")
     judge = find(config.judge, "user", "judge") if config.judge.model else None
     if resume is not None:
-        run = Run.resume(resume, "synthesize")
+        run = Run.resume(resume)
     else:
         marks = read_marks(config.agent.model)
         run = Run.create(config.run, "synthesize", config.domain, config, config.seed, marks)

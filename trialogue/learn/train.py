@@ -52,7 +52,7 @@ async def train(
 ) -> Path:
     """Train and return the run directory. Stopped by Ctrl-C or for want of money it saves, and `resume` goes
     on exactly there; what the user was paid to say is not asked for again."""
-    config = settle(config, resume)
+    config = settle(config, "train", resume)
     if config.loss.importance_cap and config.training.mini_batches > 1:
         raise ConfigError(
             "loss.importance_cap takes each update's own weights as the old ones, so that later mini-batches "
@@ -66,7 +66,7 @@ async def train(
     untouched = config.engine.model_copy(update={"vllm": None})  # a reference never speaks
     reference = load_learner(config.learner, config.seed, untouched) if config.loss.kl else None
     if resume is not None:
-        run = Run.resume(resume, "train")
+        run = Run.resume(resume)
     else:
         run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
     with run.setting_up():

@@ -76,7 +76,7 @@ async def evaluate(
     the run directory as soon as there is one.
     """
     began = monotonic()
-    config = settle(config, resume)
+    config = settle(config, kind, resume)
     domain, cast = set_up(config)
     tasks = find_tasks(domain, config)
     agents = (config.agent, *config.agent.mix)
@@ -95,7 +95,7 @@ async def evaluate(
         judge = find_model(config.judge, "user", domain, config.limits, config.seed, cast.account, "judge")
         cast.made.append(judge)
     if resume is not None:
-        run = Run.resume(resume, kind)
+        run = Run.resume(resume)
     else:
         run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
     with run.setting_up():
