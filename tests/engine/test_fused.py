@@ -290,6 +290,14 @@ def test_what_computes_otherwise_goes_the_long_way(make):
     assert Wiring(make().eval()).fused is None
 
 
+def test_rounding_in_large_hidden_states_is_no_difference(make_model):
+    """As in SmolLM2, where numbers near zero stand beside others that are a thousand times as large."""
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1e4)
+    assert Wiring(model).fused is not None
+
+
 def test_large_models_are_not_kept_twice(make_model, monkeypatch):
     monkeypatch.setattr(fused, "LARGEST", 1000)
     assert Wiring(make_model("llama")).fused is None

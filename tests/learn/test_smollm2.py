@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.models import find_smollm2
+from trialogue.engine.torch_engine import TorchEngine
 from trialogue.learn.train import train
 from trialogue.run import read_lines, read_trajectories
 
@@ -43,6 +44,10 @@ def user(task, seed):
 
 domain = replace(shop, user=user, reward=reward, reference=__file__)
 '''
+
+
+def test_smollm2_is_sampled_from_in_few_operations() -> None:
+    assert TorchEngine(find_smollm2()).wiring.fused is not None
 
 
 async def test_smollm2_learns_in_the_shop(tmp_path: Path) -> None:

@@ -166,7 +166,9 @@ class Wiring:
             with torch.no_grad(), self.using(Recorder()):
                 expected = self.hidden(tokens, positions)
                 found = fused.hidden(tokens, positions, Recorder())
-            if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4):
+            # Token by token: single numbers near zero carry the rounding of those that are large.
+            apart = (found - expected).norm(dim=1) / expected.norm(dim=1)
+            if not bool((apart < 1e-4).all()):
                 return False
         return True
 
