@@ -4,11 +4,11 @@
 
 Every repetition has a process of its own, in which a whole step is taken before the one that is measured: in
 the first ones memory is taken from the system, which a run of many steps does once. Where a step takes
-minutes the first one is measured. In several turns an observation follows each reply but the last; TRL's side
-then is a `rollout_func` that calls `generate` for all siblings at once, turn by turn, as its documentation
-shows. It gives no log-probabilities: TRL takes them from the sampler only where that is vLLM, and making them
-would cost it more. Nor does TRL compute its gradients twice (checkpointing), but in micro-batches where
-memory asks for them.
+minutes, the very first one is measured on both sides. In several turns an observation follows each reply but
+the last; TRL's side then is a `rollout_func` that calls `generate` for all siblings at once, turn by turn, as
+its documentation shows. It gives no log-probabilities: TRL takes them from the sampler only where that is
+vLLM, and making them would cost it more. Nor does TRL compute its gradients twice (checkpointing), but in
+micro-batches where memory asks for them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def step_ours(folder: str, prompt: int, new: int, turns: int, before: int) -> Ca
         return {**times, "tokens": tokens, "distinct": distinct}
 
     loop = asyncio.new_event_loop()
-    for sizes in (WARM, *[(prompt, new)] * before):
+    for sizes in (WARM, (prompt, new)) if before else ():
         loop.run_until_complete(step(*sizes))
     return lambda: loop.run_until_complete(step(prompt, new))
 

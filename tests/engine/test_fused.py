@@ -100,6 +100,8 @@ def test_biases_are_added(outputs, product):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_linear_layer_of_an_update_is_linear(bias, trained, is_quicker, monkeypatch):
+    if is_quicker and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(linear, "is_onednn_quicker", lambda: is_quicker)
     torch.manual_seed(0)
     layer = torch.nn.Linear(24, 40, bias=bias).requires_grad_(trained)
@@ -116,6 +118,28 @@ def test_a_linear_layer_of_an_update_is_linear(bias, trained, is_quicker, monkey
     for one, same in pairs if trained else pairs[:1]:
         assert torch.allclose(one.grad.double(), same.grad, atol=1e-5)
     assert trained or all(parameter.grad is None for parameter in layer.parameters())
+
+
+def test_an_update_takes_the_quicker_products(make_model, make_rows, open_engine, loss, monkeypatch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    gradients = {}
+    for is_quicker in (False, True):
+        monkeypatch.setattr(linear, "is_onednn_quicker", lambda value=is_quicker: value)
+        used: list[int] = []
+
+        def multiply(inputs, weight, bias, used=used, plain=linear.multiply_by_onednn):
+            used.append(1)
+            return plain(inputs, weight, bias)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, "multiply_by_onednn", multiply)
+            engine = open_engine(make_model("llama"))
+            engine.update.forward_backward(make_rows(1, 6), loss, 1.0)
+        gradients[is_quicker] = {name: value.grad for name, value in engine.model.named_parameters()}
+        assert bool(used) == is_quicker
+    for name, grad in gradients[True].items():
+        assert torch.allclose(grad, gradients[False][name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -180,22 +204,47 @@ def test_kernels_that_compute_something_else_are_refused():
 
 def test_kernels_are_not_given_what_they_would_misread():
     compiled = load_kernels()
-    panels = kernels.to_panels(torch.zeros(2 * compiled.lanes, 8), compiled.lanes)
+    lanes = compiled.lanes
+    panels = kernels.to_panels(torch.zeros(2 * lanes, 8), lanes)
     for inputs in (torch.zeros(2, 8).half(), torch.zeros(2, 9), torch.zeros(8, 2).T):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ValueError, match="a kernel cannot take"):
             kernels.multiply(compiled, inputs, panels)
-    queries, kept = torch.zeros(2, 4, compiled.lanes), torch.zeros(3, 2, 5, compiled.lanes)
+    queries, kept = torch.zeros(2, 4, lanes), torch.zeros(3, 2, 5, lanes)
     slots, lengths = torch.tensor([0, 2]), torch.tensor([5, 1])
-    kernels.attend_rows(compiled, queries, kept, kept, slots, lengths)
+    turned, shared = torch.zeros(2, lanes, lanes), torch.zeros(2, 3, lanes)
+    kernels.attend_rows(compiled, queries, kept, kept, slots, lengths, turned, shared)
+    narrow, half = torch.zeros(3, 2, 5, 2 * lanes), torch.zeros(3, 2, 5, lanes // 2)
     for wrong in (
         (queries.half(), kept, kept, slots, lengths),
-        (queries, kept[..., :4], kept[..., :4], slots, lengths),
-        (queries, kept, kept, slots + 1, lengths),
-        (queries, kept, kept, slots, lengths + 1),
+        (queries.transpose(0, 1), kept, kept, slots, lengths),
+        (queries, narrow, narrow, slots, lengths),
+        (queries, kept, torch.zeros(3, 2, 6, lanes), slots, lengths),
+        (torch.zeros(2, 4, lanes // 2), half, half, slots, lengths),
+        (torch.zeros(2, 5, lanes), kept, kept, slots, lengths),
         (queries, kept, kept, slots[:1], lengths),
+        (queries, kept, kept, slots, lengths, None, shared),
+        (queries, kept, kept, slots, lengths, turned, None),
+        (queries, kept, kept, slots, lengths, shared, shared),
+        (queries, kept, kept, slots, lengths, turned, torch.zeros(2, 3, 2 * lanes)),
     ):
-        with pytest.raises(AssertionError):
+        with pytest.raises(ValueError, match="a kernel cannot take"):
             kernels.attend_rows(compiled, *wrong)
+
+
+@pytest.mark.parametrize(
+    ("slots", "lengths"),
+    [([-1, 2], [5, 1]), ([0, 3], [5, 1]), ([0, 2], [6, 1]), ([0, 2], [-1, 1]), ([0, 2], [5, 0])],
+)
+def test_rows_look_at_nothing_outside(slots, lengths):
+    kernels.refuse_outside(torch.tensor([0, 2]), torch.tensor([5, 1]), 3, 5)
+    with pytest.raises(ValueError, match="a kernel cannot take"):
+        kernels.refuse_outside(torch.tensor(slots), torch.tensor(lengths), 3, 5)
+
+
+def test_places_lie_side_by_side():
+    for wrong in (torch.arange(8)[::4], torch.tensor([0, 2], dtype=torch.int32)):
+        with pytest.raises(ValueError, match="places that lie otherwise"):
+            kernels.refuse_outside(wrong, torch.tensor([5, 1]), 9, 5)
 
 
 def test_changed_weights_count_from_when_they_are_published(make_model, monkeypatch):

@@ -8,9 +8,11 @@ import random
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PhiConfig, PhiForCausalLM
 
-from trialogue.engine import Completion, SamplingParams
+from trialogue.engine import Completion, SamplingParams, kernels
 from trialogue.engine.draw import draw_tokens, uniform_noise
+from trialogue.engine.kernels import attend_rows
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
 
@@ -37,23 +39,37 @@ def short(request, monkeypatch):
     monkeypatch.setattr("trialogue.engine.sampler.SHORT", request.param)
 
 
-@pytest.fixture(params=["few operations", "no compiler", "the model's own"])
-def way(request, monkeypatch):
-    """Models are computed in few operations, with kernels or without, or as large ones and those on a GPU."""
-    if request.param == "the model's own":
+@pytest.fixture(params=["few operations", "no compiler", "the model's own", "without either"])
+def way(request, monkeypatch) -> str:
+    """Models are computed in few operations or as large ones are, each with kernels or without."""
+    if request.param in ("the model's own", "without either"):
         monkeypatch.setattr("trialogue.engine.fused.LARGEST", 0)
-    if request.param != "few operations":
+    if request.param in ("no compiler", "without either"):
         monkeypatch.setattr("trialogue.engine.kernels.load_kernels", lambda: None)
+    return request.param
 
 
-@pytest.mark.usefixtures("short", "way")
-async def test_logprobs_equal_a_plain_forward_for_every_token(kind, make_model, open_engine, converse):
-    model = make_model(kind)
-    engine = open_engine(copy.deepcopy(model), prefill_chunk=48)
+@pytest.fixture
+def attended(monkeypatch) -> list[int]:
+    """How many rows the kernel was given, each time it was."""
+    rows: list[int] = []
+
+    def attend(kernels, queries, *others):
+        rows.append(len(queries))
+        return attend_rows(kernels, queries, *others)
+
+    monkeypatch.setattr("trialogue.engine.cache.attend_rows", attend)
+    return rows
+
+
+async def compare_with_plain(model, engine, converse) -> None:
+    """Six conversations of which one begins otherwise, then five that all begin alike."""
     trunk = make_prompt(1, 45)
-    prompts = [trunk + make_prompt(10 + number, number) for number in range(5)] + [make_prompt(99, 20)]
+    prompts = [trunk + make_prompt(10 + number, number) for number in range(5)]
     params = SamplingParams(max_tokens=9, temperature=0.8, stop_tokens=(3, 7), seed=5)
-    results = await converse_all(engine, converse, params, prompts=prompts)
+    results = await converse_all(engine, converse, params, prompts=[*prompts, make_prompt(99, 20)])
+    await engine.publish()
+    results += await converse_all(engine, converse, params, prompts=prompts)
     sampled = 0
     for tokens, logprobs in results:
         with torch.no_grad():
@@ -63,6 +79,28 @@ async def test_logprobs_equal_a_plain_forward_for_every_token(kind, make_model, 
                 sampled += 1
                 assert abs(plain[position - 1, tokens[position]].item() - logprob) < 1e-4
     assert sampled > 100
+
+
+@pytest.mark.usefixtures("short")
+async def test_logprobs_equal_a_plain_forward_for_every_token(
+    kind, way, attended, make_model, open_engine, converse
+):
+    model = make_model(kind)
+    await compare_with_plain(model, open_engine(copy.deepcopy(model), prefill_chunk=48), converse)
+    has_kernels = way in ("few operations", "the model's own") and kernels.load_kernels() is not None
+    assert bool(attended) == has_kernels
+
+
+@pytest.mark.parametrize("make", [(PhiConfig, PhiForCausalLM), (GPTNeoXConfig, GPTNeoXForCausalLM)])
+async def test_queries_that_lie_otherwise_are_attended_to_as_well(make, attended, open_engine, converse):
+    """Some models turn a part of each head only, which leaves it to lie head by head."""
+    settings, kind = make
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    nobody = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    model = kind(settings(vocab_size=300, **sizes, **nobody)).eval()
+    await compare_with_plain(model, open_engine(copy.deepcopy(model), prefill_chunk=48), converse)
+    assert attended or kernels.load_kernels() is None
 
 
 async def test_caches_and_prefixes_change_no_greedy_token(kind, make_model, open_engine, converse):
@@ -138,7 +176,8 @@ async def test_a_prefix_just_joined_is_not_evicted(make_model, open_engine):
     params = SamplingParams(max_tokens=1, temperature=0.0)
     roomy = open_engine(make_model("llama"))
     expected = await roomy.sample(prompts, params)
-    tight = open_engine(make_model("llama"), cache_bytes=320 * roomy.sampler.token_bytes)
+    room = 300 * roomy.sampler.shared_bytes + 20 * roomy.sampler.token_bytes
+    tight = open_engine(make_model("llama"), cache_bytes=room)
     await tight.sample(prompts[::2], params)  # makes the first prefix known; nobody uses it afterwards
     sampler = tight.sampler
     [first] = sampler.prefixes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
-from trialogue.engine.kernels import Kernels, attend_rows, find_kernels, turn_keys
+from trialogue.engine.kernels import Kernels, attend_rows, find_kernels, refuse_outside, turn_keys
 
 MOST_SCORES = 1 << 24
 """Attention scores of one layer that are held at once in a step of single tokens."""
@@ -94,8 +94,10 @@ class Slab:
         )
 
 
-def bytes_per_token(shapes: LayerShapes) -> int:
-    floats = sum(heads * (key + value) for heads, key, value in shapes.attention.values())
+def bytes_per_token(shapes: LayerShapes, *, is_shared: bool = False) -> int:
+    """Of a prefix keys are kept twice: as the model and as the kernel reads them."""
+    copies = 2 if is_shared else 1
+    floats = sum(heads * (copies * key + value) for heads, key, value in shapes.attention.values())
     floats += sum(channels for channels, _ in shapes.convolution.values())
     return floats * shapes.dtype.itemsize
 
@@ -203,14 +205,13 @@ class StepPlan:
     def _attend_rows(self, layer: int, queries: Tensor) -> Tensor:
         """Scaled queries [N, H, D] → [N, H, D]."""
         (bucket,) = self.buckets
-        kernels = self._find_kernels(queries, self.slab.values[layer])
+        keys, values = self.slab.keys[layer], self.slab.values[layer]
+        kernels = self._find_kernels(queries, values)
         if kernels is not None and bucket.ends is not None:
-            kept = self.slab.keys[layer], self.slab.values[layer]
-            known = [
-                (prefix.find_turned(layer, kernels.lanes), prefix.values[layer]) for prefix, _ in self.shared
-            ]
-            return attend_rows(kernels, queries, *kept, *bucket.ends, *(known[0] if known else ()))
-        own_keys, own_values = bucket.read(self.slab.keys[layer]), bucket.read(self.slab.values[layer])
+            pairs = [(one.find_turned(layer, kernels.lanes), one.values[layer]) for one, _ in self.shared]
+            prefix = pairs[0] if pairs else ()
+            return attend_rows(kernels, queries.contiguous(), keys, values, *bucket.ends, *prefix)
+        own_keys, own_values = bucket.read(keys), bucket.read(values)
         rows, heads, length, width = own_keys.shape
         if not bucket.is_straight:
             queries = queries.index_select(0, bucket.tokens)
@@ -222,8 +223,7 @@ class StepPlan:
         if not self.shared:
             output = torch.bmm(scores.softmax(-1), own_values.flatten(0, 1))
         else:
-            prefix = self.shared[0][0]
-            keys, values = prefix.keys[layer], prefix.values[layer]
+            keys, values = self.shared[0][0].keys[layer], self.shared[0][0].values[layer]
             known = keys.shape[1]
             turned = queries.view(rows, heads, groups, width).transpose(0, 1).reshape(heads, -1, width)
             before = torch.bmm(turned, keys.transpose(1, 2)).view(heads, rows, groups, known)
@@ -297,6 +297,7 @@ def _plan_rows(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], memb
     lengths = torch.tensor([pieces[number].start + 1 for number in members], device=device)
     targets = torch.tensor([offsets[number] for number in members], device=device)
     ends = chosen, lengths
+    refuse_outside(chosen, lengths, slab.slots, slab.capacity)
     length = int(lengths.max())
     first, last = int(chosen.min()), int(chosen.max()) + 1
     rows = len(members)

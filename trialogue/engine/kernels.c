@@ -1,6 +1,7 @@
 /* What a decoding step of a few rows needs most: products with large matrices, and attention of one new token
    in each row, both at the speed at which memory delivers weights, keys and values. */
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 #ifdef __AVX512F__
@@ -22,8 +23,8 @@ static void store(float *to, lanes values) { *(lanes *)to = values; }
 
 /* -- tiles: a few rows times a few lanes of a matrix ---------------------------------------------------- */
 
-/* Sums stay in registers while `width` lines of the matrix pass, `stride` floats apart, so that each is fetched
-   once for all rows. The rows are laid side by side, [width][count]: one address leads through all. */
+/* Sums stay in registers while `width` lines of the matrix pass, `stride` floats apart, so that each is
+   fetched once for all rows. The rows lie side by side, [width][count]: one address leads through all. */
 #define TILE(count)                                                                                       \
     static void tile_##count(const float *rows, const float *matrix, size_t stride, float *output,       \
                              size_t width, size_t outputs)                                                \
@@ -72,11 +73,11 @@ static void multiply(const float *packed, size_t count, size_t width, const floa
     }
 }
 
-/* inputs [rows, width] times a matrix in panels [outputs / LANES][width][LANES] → output [rows, outputs]; only
-   the outputs from `first` on and before `last`, both multiples of LANES, so that threads can share the work.
-   0 when all went well. */
-int product(const float *inputs, const float *panels, float *output, size_t rows, size_t width, size_t outputs,
-            size_t first, size_t last)
+/* inputs [rows, width] times a matrix in panels [outputs / LANES][width][LANES] → output [rows, outputs];
+   only the outputs from `first` on and before `last`, both multiples of LANES, so that threads can share the
+   work. 0 when all went well. */
+int product(const float *inputs, const float *panels, float *output, size_t rows, size_t width,
+            size_t outputs, size_t first, size_t last)
 {
     float *packed = malloc(rows * width * sizeof(float));
     if (packed == NULL)
@@ -90,12 +91,25 @@ int product(const float *inputs, const float *panels, float *output, size_t rows
 
 /* -- attention ------------------------------------------------------------------------------------------ */
 
+/* A vector turned by n places; clang and gcc each have a way of their own. */
+#ifdef __clang__
 #if LANES == 16
-#define TURN(v, n) __builtin_shufflevector(v, v, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, (n + 8) % 16, \
-    (n + 9) % 16, (n + 10) % 16, (n + 11) % 16, (n + 12) % 16, (n + 13) % 16, (n + 14) % 16, (n + 15) % 16)
+#define TURN(v, n)                                                                                        \
+    __builtin_shufflevector(v, v, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, (n + 8) % 16,       \
+                            (n + 9) % 16, (n + 10) % 16, (n + 11) % 16, (n + 12) % 16, (n + 13) % 16,     \
+                            (n + 14) % 16, (n + 15) % 16)
 #else
-#define TURN(v, n) __builtin_shufflevector(v, v, n, n + 1, n + 2, n + 3, (n + 4) % 8, (n + 5) % 8, (n + 6) % 8, \
-    (n + 7) % 8)
+#define TURN(v, n)                                                                                        \
+    __builtin_shufflevector(v, v, n, n + 1, n + 2, n + 3, (n + 4) % 8, (n + 5) % 8, (n + 6) % 8,          \
+                            (n + 7) % 8)
+#endif
+#else
+#if LANES == 16
+static const whole PLACES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+static const whole PLACES = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+#define TURN(v, n) __builtin_shuffle(v, (PLACES + n) % LANES)
 #endif
 
 static float sum(lanes v)
@@ -114,8 +128,8 @@ static lanes choose(whole where, lanes one, lanes other)
     return (lanes)((where & (whole)one) | (~where & (whole)other));
 }
 
-/* e to the power of numbers up to 0: two to the whole part, a polynomial for the rest. Below -87 it stays at what
-   is as good as nothing. */
+/* e to the power of numbers up to 0: two to the whole part, a polynomial for the rest. Below -87 it stays at
+   what is as good as nothing. */
 static lanes power(lanes x)
 {
     const float round = 12582912.0f; /* 1.5 * 2^23: what is added to it loses its fraction */
@@ -157,9 +171,9 @@ static void soften(float *scores, size_t count)
    keys, values   [slots, kept, capacity, width]; row r looks at the first lengths[r] places of slots[r]
 
    width is a multiple of LANES. Only the rows from `first` on and before `last`. 0 when all went well. */
-int attend(const float *query, const float *turned, const float *shared, const float *keys, const float *values,
-           const long *slots, const long *lengths, float *output, size_t heads, size_t kept, size_t width,
-           size_t known, size_t capacity, size_t first, size_t last)
+int attend(const float *query, const float *turned, const float *shared, const float *keys,
+           const float *values, const int64_t *slots, const int64_t *lengths, float *output, size_t heads,
+           size_t kept, size_t width, size_t known, size_t capacity, size_t first, size_t last)
 {
     size_t group = heads / kept, rows = last - first, count = rows * group, own = 1;
     for (size_t r = first; r < last; r++)
@@ -171,7 +185,7 @@ int attend(const float *query, const float *turned, const float *shared, const f
     float *asked = space, *said = asked + count * width, *scores = said + count * width;
     float *packed = scores + count * room;
     for (size_t head = 0; head < kept; head++) {
-        for (size_t r = 0; r < rows; r++) /* the queries of all rows that share this head, one below the other */
+        for (size_t r = 0; r < rows; r++) /* the queries that share this head, one below the other */
             for (size_t i = 0; i < group * width; i++)
                 asked[r * group * width + i] = query[((first + r) * heads + head * group) * width + i];
         if (known) {

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,7 +59,7 @@ def multiply(kernels: Kernels, inputs: Tensor, panels: Tensor) -> Tensor:
     rows, width = inputs.shape
     count, lanes = len(panels), kernels.lanes
     refuse_unreadable(inputs, panels)
-    assert panels.shape[1:] == (width, lanes)
+    require(panels.shape[1:] == (width, lanes), "panels of another width")
     output = inputs.new_empty(rows, count * lanes)
     places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
     share(kernels.product, places, (rows, width, count * lanes), count, lanes)
@@ -78,19 +78,18 @@ def attend_rows(
 ) -> Tensor:
     """Scaled queries [N, H, D] of one new token in each row → [N, H, D]. Row i looks at the first lengths[i]
     places of slots[i] in keys and values [slots, KV, capacity, D], and at a prefix, keys turned round."""
-    (rows, heads, width), (held, kept, capacity, _) = queries.shape, keys.shape
+    (rows, heads, width), (_, kept, capacity, _) = queries.shape, keys.shape
     known = 0 if shared is None else shared.shape[1]
     refuse_unreadable(queries, keys, values)
-    assert keys.shape == values.shape
-    assert keys.shape[3] == width
-    assert slots.dtype == lengths.dtype == torch.long
-    assert len(slots) == len(lengths) == rows
-    assert slots.max() < held
-    assert lengths.max() <= capacity
+    require(keys.shape == values.shape and keys.shape[3] == width, "keys or values of another width")
+    require(width % kernels.lanes == 0, "a width that is no whole number of vectors")
+    require(heads % kept == 0, "heads that cannot share keys evenly")
+    require(len(slots) == len(lengths) == rows, "rows without a slot")
+    require((turned is None) == (shared is None), "half a prefix")
     if turned is not None and shared is not None:
         refuse_unreadable(turned, shared)
-        assert shared.shape == (kept, known, width)
-        assert turned.shape == (kept, width, known + -known % kernels.lanes)
+        require(shared.shape == (kept, known, width), "a prefix of another width")
+        require(turned.shape == (kept, width, known + -known % kernels.lanes), "keys not turned round")
     output = torch.empty_like(queries)
     places = [0 if tensor is None else tensor.data_ptr() for tensor in (queries, turned, shared)]
     places += [tensor.data_ptr() for tensor in (keys, values, slots, lengths, output)]
@@ -98,11 +97,23 @@ def attend_rows(
     return output
 
 
+def require(condition: bool, otherwise: str) -> None:
+    """A kernel is given addresses alone and would not notice."""
+    if not condition:
+        raise ValueError(f"a kernel cannot take {otherwise}")
+
+
 def refuse_unreadable(*tensors: Tensor) -> None:
-    """A kernel that is given addresses alone would not notice."""
     for tensor in tensors:
-        assert tensor.dtype == torch.float32
-        assert tensor.is_contiguous()
+        require(tensor.dtype == torch.float32 and tensor.is_contiguous(), "numbers that lie otherwise")
+
+
+def refuse_outside(slots: Tensor, lengths: Tensor, held: int, capacity: int) -> None:
+    """What rows look at must be there. Asked once for all layers of a step."""
+    for places in (slots, lengths):
+        require(places.dtype == torch.int64 and places.is_contiguous(), "places that lie otherwise")
+    require(bool(((slots >= 0) & (slots < held)).all()), "slots that are not there")
+    require(bool(((lengths > 0) & (lengths <= capacity)).all()), "lengths that no slot has")
 
 
 def share(
@@ -121,7 +132,10 @@ def share(
             raise MemoryError("no memory for a step of few rows")
 
     others = [find_pool().submit(work, *edges[part : part + 2]) for part in range(1, threads)]
-    work(*edges[:2])
+    try:
+        work(*edges[:2])
+    finally:
+        wait(others)  # they write to what is freed once this is left
     for future in others:
         future.result()
 
@@ -155,9 +169,12 @@ def load_kernels() -> Kernels | None:
 def are_right(kernels: Kernels) -> bool:
     """Whether they compute what torch does."""
     lanes = kernels.lanes
-    inputs = torch.arange(FEW_ROWS * 64.0).sin().view(-1, 64)
     weight = torch.arange(lanes * 192.0).cos().view(-1, 64)
-    product = multiply(kernels, inputs, to_panels(weight, lanes))
+    for rows in range(1, FEW_ROWS + 1):  # each height of a tile is code of its own
+        inputs = torch.arange(rows * 64.0).sin().view(-1, 64)
+        product = multiply(kernels, inputs, to_panels(weight, lanes))
+        if not torch.allclose(product, inputs @ weight.T, atol=1e-4):
+            return False
     rows, heads, kept, width, known, own = 3, 4, 2, 2 * lanes, 5, 7
     queries, keys, values = (
         torch.arange(rows * count * width * 1.0).add(offset).sin().view(rows, -1, width)
@@ -178,4 +195,4 @@ def are_right(kernels: Kernels) -> bool:
         )
         if not torch.allclose(found[row], expected[0, :, 0], atol=1e-4):
             return False
-    return torch.allclose(product, inputs @ weight.T, atol=1e-4)
+    return True

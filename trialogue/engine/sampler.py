@@ -79,6 +79,7 @@ class Sampler:
         self.keep_sessions, self.share_prefixes = keep_sessions, share_prefixes
         self.shortest_prefix = shortest_prefix
         self.token_bytes = bytes_per_token(wiring.shapes)
+        self.shared_bytes = bytes_per_token(wiring.shapes, is_shared=device.type == "cpu")
         self.weight_version = 0
         self.waiting: list[Request] = []
         self.active: list[Request] = []
@@ -288,7 +289,7 @@ class Sampler:
                     pieces, tokens, positions = [], [], []
         for slot, prefix in enumerate(prefixes):
             made = slab.to_prefix(slot, prefix.tokens)
-            prefix.keys, prefix.values, prefix.inputs = made.keys, made.values, made.inputs
+            prefix.keys, prefix.values, prefix.inputs, prefix.turned = made.keys, made.values, made.inputs, {}
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -299,8 +300,8 @@ class Sampler:
         return [cached for cached in caches.values() if cached.slot >= 0]
 
     def _fits(self, slots: int, capacity: int, more: int) -> bool:
-        shared = sum(len(prefix.tokens) for prefix in self.prefixes)
-        return (slots * capacity + shared + more) * self.token_bytes <= self.cache_bytes
+        shared = sum(len(prefix.tokens) for prefix in self.prefixes) + more
+        return slots * capacity * self.token_bytes + shared * self.shared_bytes <= self.cache_bytes
 
     def _reserve(
         self, more_slots: int, capacity: int, more_tokens: int = 0, joining: Sequence[Request] = ()

@@ -29,14 +29,13 @@ from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
 LOGITS_AT_ONCE = 1 << 26  # floats; a product of fewer rows takes longer for each
-PROBABILITIES_KEPT = 1 << 26  # floats up to which they wait for the backward pass
 
 
 class TokenLogprobs(torch.autograd.Function):
     """Log-probability of each target and entropy of each distribution, a chunk of logits at a time.
 
-    hidden [M, width] and the output matrix [V, width] → [M], [M]; where there are too
-    many probabilities to keep, the backward pass computes logits again.
+    hidden [M, width] and the output matrix [V, width] → [M], [M]; where one chunk is not all, the backward
+    pass computes logits again in place of keeping the probabilities.
     """
 
     @staticmethod
@@ -52,8 +51,7 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        is_kept = has_backward and len(targets) * len(weight) <= PROBABILITIES_KEPT
-        ctx.kept = []
+        ctx.kept = None
         for part in _parts(len(targets), chunk):
             logits = _logits(hidden[part], weight, bias, temperature)
             top = logits.amax(-1, keepdim=True)
@@ -64,8 +62,9 @@ class TokenLogprobs(torch.autograd.Function):
             logprobs[part] = chosen - sums[part]
             weights.div_(total)
             entropy[part] = sums[part] - logits.mul_(weights).sum(-1)
-            if is_kept:
-                ctx.kept.append(weights)
+            if has_backward and len(targets) <= chunk:
+                ctx.kept = weights
+            del logits, weights  # before the next ones are made
         ctx.save_for_backward(hidden, weight, bias, targets, sums)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropy)
@@ -78,13 +77,13 @@ class TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        kept, ctx.kept = ctx.kept[::-1], []
+        kept, ctx.kept = ctx.kept, None
         for part in _parts(len(targets), ctx.chunk):
-            if kept:
-                probabilities = kept.pop()
-            else:
+            probabilities = kept
+            if probabilities is None:
                 logits = _logits(hidden[part], weight, bias, ctx.temperature)
                 probabilities = logits.sub_(sums[part, None]).exp_()
+                del logits
             share = grad[part, None] / ctx.temperature
             pull = probabilities.mul_(-share).scatter_add_(1, targets[part, None], share)
             pull = pull.to(hidden.dtype)
@@ -95,6 +94,7 @@ class TokenLogprobs(torch.autograd.Function):
                 ) if pull.dtype == grad_weight.dtype else grad_weight.add_(pull.T @ hidden[part])
             if grad_bias is not None:
                 grad_bias.add_(pull.sum(0))
+            del probabilities, pull
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
