@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from trialogue.engine.fused import Fused, convolve, fuse
 from trialogue.engine.kernels import FEW_ROWS
-from trialogue.engine.linear import compute_linear, is_plain
+from trialogue.engine.linear import compute_linear, suits_onednn
 from trialogue.errors import EngineError
 
 Result = TypeVar("Result")
@@ -87,7 +87,7 @@ class Wiring:
                 cast(Any, module).wiring = self
             if is_short_convolution(module):
                 cast(Any, module).forward = MethodType(planned_convolution, module)
-            if type(module) is nn.Linear and is_plain(module.weight, module.weight):
+            if type(module) is nn.Linear and suits_onednn(module.weight, module.weight):
                 cast(Any, module).forward = MethodType(compute_linear, module)
         self.shapes = self.probe()
         self.fused = fuse(model, self.agrees)

@@ -99,7 +99,7 @@ class Product(torch.autograd.Function):
 def compute_linear(module: nn.Linear, inputs: Tensor) -> Tensor:
     """The forward pass of a linear layer in an update."""
     bias = cast("Tensor | None", module.bias)
-    if not torch.is_grad_enabled() or not is_plain(inputs, module.weight):
+    if not torch.is_grad_enabled() or not suits_onednn(inputs, module.weight):
         return multiply_many(inputs, module.weight, bias)
     return cast(Tensor, Product.apply(inputs, module.weight, bias))
 
@@ -107,12 +107,12 @@ def compute_linear(module: nn.Linear, inputs: Tensor) -> Tensor:
 def multiply_many(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """inputs [..., in] times [out, in], without a gradient where oneDNN is quicker."""
     is_needed = torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad)
-    if is_needed or not is_plain(inputs, weight):
+    if is_needed or not suits_onednn(inputs, weight):
         return nn.functional.linear(inputs, weight, bias)
     return multiply_by_onednn(inputs, weight, bias)
 
 
-def is_plain(inputs: Tensor, weight: Tensor) -> bool:
+def suits_onednn(inputs: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN can take them as they are, and is the quicker one."""
     is_at_hand = inputs.dtype == weight.dtype == torch.float32 and inputs.device.type == "cpu"
     return is_at_hand and inputs.numel() > 0 and not torch.is_autocast_enabled("cpu") and is_onednn_quicker()
