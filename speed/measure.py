@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """What all measurements share: figures, repetitions that alternate, work in processes of its own, bounds.
 
 Nothing here imports torch or trialogue, so that a peer's environment can run its part.
@@ -233,11 +234,23 @@ def run_once(make: Callable[[], Part]) -> dict[str, Any]:
 # -- what the machine allows -------------------------------------------------------------------------------
 
 
-def find_rates(seconds: float = 0.5) -> dict[str, float]:
-    """Floating-point operations a second of a large matrix product, and bytes a second read from memory."""
+def find_precisions(measurement: str) -> tuple[str, ...]:
+    """What to compute in: float32, and bfloat16 where the processor multiplies such numbers."""
     import torch
 
-    left, right = torch.randn(1024, 576), torch.randn(576, 1536)
+    if torch.cpu._is_avx512_bf16_supported():
+        return ("float32", "bfloat16")
+    print(f"{measurement}: bfloat16 left out, this processor does not multiply such numbers (AVX512_BF16)")
+    return ("float32",)
+
+
+def find_rates(precision: str = "float32", seconds: float = 0.5) -> dict[str, float]:
+    """Floating-point operations a second of a large matrix product, bytes a second read from memory, and
+    bytes of a number."""
+    import torch
+
+    kind: torch.dtype = getattr(torch, precision)
+    left, right = torch.randn(1024, 576).to(kind), torch.randn(576, 1536).to(kind)
     large = torch.randn(1 << 26)  # 256 MB, more than any cache holds
 
     def best(action: Callable[[], object]) -> float:
@@ -251,6 +264,7 @@ def find_rates(seconds: float = 0.5) -> dict[str, float]:
     return {
         "flops": 2 * 1024 * 576 * 1536 / best(lambda: left @ right),
         "bytes": large.numel() * 4 / best(large.sum),
+        "width": float(kind.itemsize),
         "threads": float(torch.get_num_threads()),
     }
 

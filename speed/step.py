@@ -8,18 +8,29 @@ minutes, the very first one is measured on both sides. In several turns an obser
 the last; TRL's side then is a `rollout_func` that calls `generate` for all siblings at once, turn by turn, as
 its documentation shows. It gives no log-probabilities: TRL takes them from the sampler only where that is
 vLLM, and making them would cost it more. Nor does TRL compute its gradients twice (checkpointing), but in
-micro-batches where memory asks for them.
+micro-batches where memory asks for them. Both sides compute in float32, and on processors that multiply
+bfloat16 once more in that, which is TRL's default; weights and moments are float32 in either case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from random import Random
 from time import perf_counter
 from typing import Any
 
-from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
+from speed.measure import (
+    Figure,
+    Options,
+    Part,
+    alternate,
+    compare,
+    find_precisions,
+    find_rates,
+    join_versions,
+)
 
 SIBLINGS = 8
 OBSERVED = 32  # tokens after each reply but the last
@@ -55,7 +66,9 @@ def make_prompt(tokenizer: Any, length: int) -> tuple[str, list[int]]:
     return text, ids
 
 
-def step_ours(folder: str, prompt: int, new: int, turns: int, before: int) -> Callable[[], dict[str, Any]]:
+def step_ours(
+    folder: str, prompt: int, new: int, turns: int, before: int, precision: Any
+) -> Callable[[], dict[str, Any]]:
     import asyncio
 
     from transformers import AutoTokenizer
@@ -66,7 +79,7 @@ def step_ours(folder: str, prompt: int, new: int, turns: int, before: int) -> Ca
     from trialogue.learn.grpo import PolicyLoss, advantages
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    engine = TorchEngine(folder, EngineSettings(device="cpu"))
+    engine = TorchEngine(folder, EngineSettings(device="cpu", precision=precision))
 
     async def talk(number: int, share: float, first: list[int], new: int) -> Row:
         tokens, mask, logprobs = list(first), [0] * len(first), [0.0] * len(first)
@@ -104,7 +117,9 @@ def step_ours(folder: str, prompt: int, new: int, turns: int, before: int) -> Ca
     return lambda: loop.run_until_complete(step(prompt, new))
 
 
-def step_trl(folder: str, prompt: int, new: int, turns: int, before: int) -> Callable[[], dict[str, Any]]:
+def step_trl(
+    folder: str, prompt: int, new: int, turns: int, before: int, precision: str
+) -> Callable[[], dict[str, Any]]:
     import tempfile
 
     from datasets import Dataset
@@ -154,7 +169,7 @@ def step_trl(folder: str, prompt: int, new: int, turns: int, before: int) -> Cal
             config = GRPOConfig(
                 output_dir=scratch,
                 use_cpu=True,
-                bf16=False,
+                bf16=precision == "bfloat16",
                 beta=0.0,
                 learning_rate=1e-6,
                 per_device_train_batch_size=SIBLINGS // parts,
@@ -207,14 +222,15 @@ def measure(options: Options) -> Iterator[Figure]:
         return
     assert options.model is not None
     cases = ((64, 16, 1), (64, 16, 2)) if options.quick else CASES
-    rates = find_rates()
-    for prompt, new, turns in cases:
+    for (prompt, new, turns), precision in product(cases, find_precisions("step")):
         case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
+        case += "" if precision == "float32" else f", {precision}"
         if not options.wants(f"GRPO step, {case}"):
             continue
+        rates = find_rates(precision)
         is_long = SIBLINGS * (prompt + new) > LONG
         settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
-        settings["before"] = 0 if is_long else 1
+        settings |= {"before": 0 if is_long else 1, "precision": precision}
         ours, theirs = alternate(
             [
                 partial(Part, "step", "ours", **settings),
@@ -262,7 +278,7 @@ def find_least(prompt: int, new: int, turns: int, rates: dict[str, float]) -> di
     weights = BODY + EMBEDDING
     read = prompt + SIBLINGS * (turns - 1) * OBSERVED
     forward = 2 * (BODY * (read + SIBLINGS * new) + EMBEDDING * SIBLINGS * new)
-    together = max(2 * weights * SIBLINGS / rates["flops"], weights * 4 / rates["bytes"])
+    together = max(2 * weights * SIBLINGS / rates["flops"], weights * rates["width"] / rates["bytes"])
     sampling = 2 * BODY * read / rates["flops"] + new * together
     update = 3 * forward / rates["flops"]
     return {"generation": sampling, "update": update, "step": sampling + update}

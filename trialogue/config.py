@@ -217,6 +217,9 @@ class Learner(Section):
     """Scale of the adapters."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What products are computed of, while weights and moments stay float32: auto is bfloat16 on a GPU and
+    float32 on a CPU, where only processors with AVX512_BF16 are faster with the other."""
     gradient_checkpointing: bool = False
     """Trade time for memory in the update."""
     micro_batch_tokens: int = Field(default=16384, ge=16)

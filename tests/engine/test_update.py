@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from trialogue.engine import OptimParams, Row
+from trialogue.engine import OptimParams, Row, tree_kernels
 from trialogue.engine.tree import (
     attend_block,
     attend_block_plainly,
@@ -37,9 +37,12 @@ def compute_plainly(model, rows, temperature):
 
 @pytest.mark.parametrize("budget", [100_000, 120])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 async def test_gradients_equal_row_by_row(
-    kind, budget, checkpointing, make_model, make_rows, open_engine, loss
+    kind, budget, checkpointing, compiled, make_model, make_rows, open_engine, loss, monkeypatch
 ):
+    if not compiled:
+        monkeypatch.setattr(tree_kernels, "load_tree_kernels", lambda *, is_half: None)
     model = make_model(kind)
     engine = open_engine(
         copy.deepcopy(model), max_tokens_per_micro_batch=budget, gradient_checkpointing=checkpointing

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 StopReason = Literal["stop", "length"]
+Precision = Literal["auto", "float32", "bfloat16"]
+"""What products are computed of; weights, gradients and moments are float32 in any case. auto is bfloat16 on
+a GPU and float32 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class EngineSettings:
     """Knobs of the embedded engine. The defaults suit a small model on a CPU."""
 
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU when there is one
+    precision: Precision = "auto"
     lora: LoraSettings | None = None
     gradient_checkpointing: bool = False
     max_tokens_per_micro_batch: int = 16384

@@ -58,9 +58,9 @@ class Wiring:
     """A model whose layers ask `self.plan`. Held by the modules themselves, so that recomputation in a
     backward pass, which may run on another thread, finds the same plan."""
 
-    def __init__(self, model: PreTrainedModel, compute: torch.dtype | None = None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.compute = compute  # autocast to this type, where the device has fast arithmetic for it
+        self.compute: torch.dtype | None = None  # autocast to this type
         self.plan: Plan | None = None
         self.fused: Fused | None = None  # the sampler's shorter way
         self.root: Any = None  # where weights are sharded: the module whose forward pass brings them together
@@ -91,6 +91,19 @@ class Wiring:
                 cast(Any, module).forward = MethodType(compute_linear, module)
         self.shapes = self.probe()
         self.fused = fuse(model, self.agrees)
+
+    def round(self) -> None:
+        """Compute in bfloat16 from now on; weights stay what they are."""
+        self.compute = torch.bfloat16
+        if self.fused is not None:
+            self.fused.round()  # what it keeps of conversations stays float32
+        else:
+            self.shapes = self.probe()
+
+    @property
+    def numbers(self) -> torch.dtype:
+        """What products are computed of."""
+        return self.compute or self.shapes.dtype
 
     @contextmanager
     def using(self, plan: Plan) -> Generator[None]:

@@ -196,9 +196,18 @@ class Fused:
             hidden = layer(hidden, rotation, plan)
         return self.last(hidden)
 
+    def products(self) -> list[Joined]:
+        return [self.head, *(product for layer in self.layers for product in layer.products())]
+
+    def round(self) -> None:
+        """Compute products in bfloat16 from now on."""
+        for product in self.products():
+            product.is_half = True
+            product.forget()
+
     def forget(self) -> None:
         """Let go of what was made of weights that have changed."""
-        for product in [self.head, *(product for layer in self.layers for product in layer.products())]:
+        for product in self.products():
             product.forget()
 
 

@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false
-"""What a decoding step on a CPU needs most, in C: `kernels.c`, compiled for the machine when first needed.
+"""What a decoding step on a CPU needs most, in C: `c/decode.c`, compiled for the machine when first needed.
 
 Matrix libraries are made for many rows: for a handful they bring weights, keys and values from memory at
 half the speed at which it delivers. Where there is no compiler, or what it made computes something else,
-callers do without.
+callers do without. In bfloat16 there is the product alone, on processors that multiply such numbers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 FEW_ROWS = 32
-"""Rows up to which a large product is done here."""
+"""Rows up to which a large product in float32 is done here."""
+HALF_LANES = 16
+"""Numbers in a vector of the processors that multiply bfloat16."""
 THREADS = 2
 """Among more than these handing out the work takes longer than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """`kernels.c` as compiled for this machine: functions that take addresses and sizes and return 0."""
+    """`c/decode.c` as compiled for this machine: functions that take addresses and sizes and return 0."""
 
     product: Callable[..., int]
     attend: Callable[..., int]
@@ -44,9 +47,20 @@ def find_kernels() -> Kernels | None:
     return load_kernels() if torch.get_num_threads() <= THREADS else None
 
 
+def find_half_product() -> Callable[..., int] | None:
+    """The product of bfloat16 numbers, where the processor has it; the width of its vectors is HALF_LANES."""
+    return load_half_product() if torch.get_num_threads() <= THREADS else None
+
+
 def to_panels(weight: Tensor, lanes: int) -> Tensor:
     """[out, in] → [out / lanes, in, lanes]"""
     return weight.view(-1, lanes, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def to_half_panels(weight: Tensor) -> Tensor:
+    """[out, in] → [out / lanes, in / 2, lanes, 2] in bfloat16"""
+    paired = weight.bfloat16().view(-1, HALF_LANES, weight.shape[1] // 2, 2)
+    return paired.transpose(1, 2).contiguous()
 
 
 def turn_keys(keys: Tensor, lanes: int) -> Tensor:
@@ -62,7 +76,21 @@ def multiply(kernels: Kernels, inputs: Tensor, panels: Tensor) -> Tensor:
     require(panels.shape[1:] == (width, lanes), "panels of another width")
     output = inputs.new_empty(rows, count * lanes)
     places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
-    share(kernels.product, places, (rows, width, count * lanes), count, lanes)
+    sizes = (rows, width, count * lanes)
+    share(lambda _, first, last: kernels.product(*places, *sizes, first, last), count, lanes)
+    return output
+
+
+def multiply_halves(product: Callable[..., int], inputs: Tensor, panels: Tensor) -> Tensor:
+    """inputs [N, in] times a matrix in panels [out / lanes, in / 2, lanes, 2] → [N, out] in float32."""
+    rows, width = inputs.shape
+    refuse_unreadable(inputs)
+    require(panels.dtype == torch.bfloat16 and panels.is_contiguous(), "panels that lie otherwise")
+    require(panels.shape[1:] == (width // 2, HALF_LANES, 2) and width % 2 == 0, "panels of another width")
+    output = inputs.new_empty(rows, len(panels) * HALF_LANES)
+    places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
+    sizes = (rows, width // 2, output.shape[1])
+    share(lambda _, first, last: product(*places, *sizes, first, last), len(panels), HALF_LANES)
     return output
 
 
@@ -93,7 +121,8 @@ def attend_rows(
     output = torch.empty_like(queries)
     places = [0 if tensor is None else tensor.data_ptr() for tensor in (queries, turned, shared)]
     places += [tensor.data_ptr() for tensor in (keys, values, slots, lengths, output)]
-    share(kernels.attend, places, (heads, kept, width, known, capacity), rows)
+    sizes = (heads, kept, width, known, capacity)
+    share(lambda _, first, last: kernels.attend(*places, *sizes, first, last), rows)
     return output
 
 
@@ -116,24 +145,18 @@ def refuse_outside(slots: Tensor, lengths: Tensor, held: int, capacity: int) -> 
     require(bool(((lengths > 0) & (lengths <= capacity)).all()), "lengths that no slot has")
 
 
-def share(
-    kernel: Callable[..., int],
-    places: tuple[int, ...] | list[int],
-    sizes: tuple[int, ...],
-    count: int,
-    unit: int = 1,
-) -> None:
-    """Divide `count` pieces of work among torch's threads."""
+def share(work: Callable[[int, int, int], int], count: int, unit: int = 1) -> None:
+    """Divide `count` pieces of work among torch's threads: each gets its number and a range."""
     threads = min(count, torch.get_num_threads())
     edges = [count * part // threads * unit for part in range(threads + 1)]
 
-    def work(first: int, last: int) -> None:
-        if kernel(*places, *sizes, first, last):
-            raise MemoryError("no memory for a step of few rows")
+    def take_part(part: int) -> None:
+        if work(part, edges[part], edges[part + 1]):
+            raise MemoryError("no memory for a kernel to work in")
 
-    others = [find_pool().submit(work, *edges[part : part + 2]) for part in range(1, threads)]
+    others = [find_pool().submit(take_part, part) for part in range(1, threads)]
     try:
-        work(*edges[:2])
+        take_part(0)
     finally:
         wait(others)  # they write to what is freed once this is left
     for future in others:
@@ -145,25 +168,60 @@ def find_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="kernel")
 
 
-@cache
-def load_kernels() -> Kernels | None:
-    """`kernels.c`, compiled for this very machine, or None where that cannot be done."""
+def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
+    """One of the files in `c/`, compiled for this very machine, or None where that cannot be done."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
         return None
     with tempfile.TemporaryDirectory(prefix="trialogue-") as folder:
-        library, source = Path(folder) / "kernels.so", Path(__file__).with_name("kernels.c")
-        command = [*compiler, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)]
+        library, source = Path(folder) / "kernels.so", Path(__file__).parent / "c" / name
+        options = ["-O3", "-march=native", "-fno-strict-aliasing", "-shared", "-fPIC", *flags]
+        command = [*compiler, *options, "-o", str(library), str(source), "-lm"]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=60)
-            compiled = ctypes.CDLL(str(library))
+            return ctypes.CDLL(str(library))
         except (OSError, subprocess.SubprocessError):
             return None
-    compiled.product.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t] * 5
-    compiled.attend.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_size_t] * 7
-    lanes = ctypes.c_size_t.in_dll(compiled, "lanes_of_a_vector").value
-    kernels = Kernels(compiled.product, compiled.attend, lanes)
+
+
+def find_function(library: ctypes.CDLL, name: str, places: int, *rest: Any) -> Callable[..., int]:
+    """A function that takes so many addresses, and then other things."""
+    function = library[name]
+    function.argtypes = [ctypes.c_void_p] * places + list(rest)
+    return function
+
+
+@cache
+def load_kernels() -> Kernels | None:
+    library = compile_source("decode.c")
+    if library is None:
+        return None
+    kernels = Kernels(
+        find_function(library, "product", 3, *[ctypes.c_size_t] * 5),
+        find_function(library, "attend", 8, *[ctypes.c_size_t] * 7),
+        ctypes.c_size_t.in_dll(library, "lanes_of_a_vector").value,
+    )
     return kernels if are_right(kernels) else None
+
+
+@cache
+def load_half_product() -> Callable[..., int] | None:
+    library = compile_source("decode.c", "-DPAIRS")
+    if library is None:
+        return None
+    product = find_function(library, "product", 3, *[ctypes.c_size_t] * 5)
+    return product if is_right(product) else None
+
+
+def is_right(product: Callable[..., int]) -> bool:
+    """Whether it computes what torch does of the same rounded numbers."""
+    weight = torch.arange(HALF_LANES * 192.0).cos().view(-1, 64)
+    for rows in range(1, 2 * HALF_LANES + 1):
+        inputs = torch.arange(rows * 64.0).sin().view(-1, 64)
+        expected = inputs.bfloat16().float() @ weight.bfloat16().float().T
+        if not torch.allclose(multiply_halves(product, inputs, to_half_panels(weight)), expected, atol=1e-4):
+            return False
+    return True
 
 
 def are_right(kernels: Kernels) -> bool:

@@ -105,10 +105,9 @@ class Shards:
 
     def __init__(self, model: PreTrainedModel, wiring: Wiring, world: World) -> None:
         self.model, self.world = model, world
-        wiring.fused = None  # it would keep what comes and goes
         policy = MixedPrecisionPolicy()
-        if world.device.type == "cuda":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if wiring.compute is not None:
+            policy = MixedPrecisionPolicy(param_dtype=wiring.compute, reduce_dtype=torch.float32)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise EngineError(f"{type(model).__name__} has no layers to spread over processes")

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
 """The embedded engine: any transformers causal model in this process, sampled from and updated in place.
 
 All computing happens on one worker thread, so the event loop stays free and nothing runs at the same time
@@ -32,6 +32,7 @@ from trialogue.engine.api import (
     LossFunction,
     OptimParams,
     Outputs,
+    Precision,
     Row,
     SamplingParams,
 )
@@ -86,9 +87,10 @@ class TorchEngine:
         self.model, self.adapter = model, adapter
         self.wiring = wire(model)
         self.wiring.vocabulary = min(self.wiring.vocabulary, settings.vocabulary or self.wiring.vocabulary)
-        if self.device.type != "cpu":  # half precision is a hundred times slower on a CPU
-            self.wiring.compute = torch.bfloat16
-            self.wiring.shapes = self.wiring.probe()
+        if self.world is not None:
+            self.wiring.fused = None  # it would keep weights that come and go
+        if is_rounded(settings.precision, self.device):
+            self.wiring.round()
         self.shards: Shards | None = None
         if self.world is not None:
             if adapter is not None:
@@ -341,6 +343,17 @@ def find_worker() -> concurrent.futures.ThreadPoolExecutor:
     """The one thread that computes, for all engines of the process and even for loading: OpenMP keeps a pool
     for every thread that ever computed, and two pools on the same cores halve the speed of small steps."""
     return concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+
+def is_rounded(precision: Precision, device: torch.device) -> bool:
+    """Whether products are computed in bfloat16: on a CPU only if that is asked for, as most are a hundred
+    times slower with it."""
+    if precision == "bfloat16" and device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
+        raise EngineError(
+            "this processor has no arithmetic for bfloat16 (AVX512_BF16) and would be far slower with it: "
+            "set the precision to float32"
+        )
+    return precision == "bfloat16" or (precision == "auto" and device.type != "cpu")
 
 
 def find_device(name: str) -> torch.device:

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from trialogue.engine.attention import merge_parts
 from trialogue.engine.prefixes import common_length
+from trialogue.engine.tree_kernels import Paths, attend_paths, backpropagate_paths, find_tree_kernels
 
 Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at a depth, below a path of nodes
 
@@ -29,6 +30,7 @@ class Node:
     start: int  # packed range of its own tokens
     stop: int
     below: int  # end of the packed range of everything under it, which begins at `stop`
+    above: list[int]  # nodes on the way to it
 
 
 @dataclass(slots=True)
@@ -70,8 +72,8 @@ def grow_tree(rows: Sequence[list[int]], shortest: int = 16) -> Tree:
             tree.previous += [parent, *range(start, start + len(chunk) - 1)]
             for ancestor in path:
                 tree.nodes[ancestor].below = len(tree.tokens)
-            path = [*path, len(tree.nodes)]
-            tree.nodes.append(Node(start, len(tree.tokens), len(tree.tokens)))
+            tree.nodes.append(Node(start, len(tree.tokens), len(tree.tokens), path))
+            path = [*path, len(tree.nodes) - 1]
         if last - first == 1:
             tree.paths[order[first]] = [(tree.nodes[node].start, tree.nodes[node].stop) for node in path]
         else:
@@ -109,6 +111,11 @@ class TreePlan:
         return CausalBlock(
             len(nodes), len(steps), gather, None if complete else real, gather if complete else gather[real]
         )
+
+    @cached_property
+    def paths(self) -> Paths:
+        nodes = self.tree.nodes
+        return Paths.make([(node.start, node.stop) for node in nodes], [node.above for node in nodes])
 
     @cached_property
     def previous(self) -> Tensor:
@@ -153,6 +160,13 @@ class TreeAttention(torch.autograd.Function):
     ) -> Tensor:
         # Token first: gathering a node's tokens copies whole lines, and the result is already [N, H, D].
         query, key, value = (tensor.transpose(0, 1).contiguous() for tensor in (query, key, value))
+        ctx.plan, ctx.scaling, ctx.kernels = plan, scaling, find_tree_kernels(query, key, value)
+        if ctx.kernels is not None:
+            given = (query.float(), key.float(), value.float())
+            output, sums = attend_paths(ctx.kernels, *given, plan.paths, scaling)
+            output = output.to(value.dtype)
+            ctx.save_for_backward(query, key, value, output, sums)
+            return output
         output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         sums = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         for block in plan.blocks:
@@ -169,7 +183,6 @@ class TreeAttention(torch.autograd.Function):
             part, part_sum = part[0].transpose(0, 1), part_sum[0].transpose(0, 1)
             output[below], sums[below] = merge_parts(part, part_sum, output[below], sums[below])
         ctx.save_for_backward(query, key, value, output, sums)
-        ctx.plan, ctx.scaling = plan, scaling
         return output
 
     @staticmethod
@@ -178,6 +191,11 @@ class TreeAttention(torch.autograd.Function):
         query, key, value, output, sums = ctx.saved_tensors
         plan, scaling = ctx.plan, ctx.scaling
         grad = grad.contiguous()
+        if ctx.kernels is not None:
+            inputs = [tensor.float() for tensor in (query, key, value)]
+            results = [tensor.float() for tensor in (output, sums, grad)]
+            found = backpropagate_paths(ctx.kernels, inputs, results, plan.paths, scaling)
+            return *(total.transpose(0, 1).to(value.dtype) for total in found), None, None
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for block in plan.blocks:
             batch = [_batched(tensor, block) for tensor in (grad, query, key, value, output, sums)]

@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
 from trialogue.engine.attention import Wiring
-from trialogue.engine.linear import multiply_many
+from trialogue.engine.linear import multiply_many, multiply_rounded, to_rounded
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.shards import Shards, get_norm
 from trialogue.engine.tree import TreePlan, grow_tree
@@ -52,8 +52,9 @@ class TokenLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
         ctx.kept = None
+        matrix = _lay_out(weight, hidden)
         for part in _parts(len(targets), chunk):
-            logits = _logits(hidden[part], weight, bias, temperature)
+            logits = _logits(hidden[part], matrix, bias, temperature)
             top = logits.amax(-1, keepdim=True)
             chosen = logits.gather(1, targets[part, None])[:, 0]
             weights = (logits - top).exp_()
@@ -78,16 +79,19 @@ class TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         kept, ctx.kept = ctx.kept, None
+        matrix = _lay_out(weight, hidden) if kept is None else None
+        turned = weight.to(hidden.dtype).t()
         for part in _parts(len(targets), ctx.chunk):
             probabilities = kept
             if probabilities is None:
-                logits = _logits(hidden[part], weight, bias, ctx.temperature)
+                assert matrix is not None
+                logits = _logits(hidden[part], matrix, bias, ctx.temperature)
                 probabilities = logits.sub_(sums[part, None]).exp_()
                 del logits
             share = grad[part, None] / ctx.temperature
             pull = probabilities.mul_(-share).scatter_add_(1, targets[part, None], share)
             pull = pull.to(hidden.dtype)
-            grad_hidden[part] = multiply_many(pull, weight.to(hidden.dtype).t())
+            grad_hidden[part] = multiply_many(pull, turned)
             if grad_weight is not None:
                 grad_weight.addmm_(
                     pull.T, hidden[part]
@@ -102,9 +106,18 @@ def _parts(count: int, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, count, chunk)]
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = multiply_many(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
-    logits = logits.float()
+def _lay_out(weight: Tensor, hidden: Tensor) -> Tensor:
+    """The output matrix as `_logits` takes it."""
+    is_rounded = hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu"
+    return to_rounded(weight) if is_rounded else weight.to(hidden.dtype)
+
+
+def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    if hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu":
+        logits = multiply_rounded(hidden, matrix)
+        logits = logits if bias is None else logits.add_(bias)
+    else:
+        logits = multiply_many(hidden, matrix, None if bias is None else bias.to(hidden.dtype)).float()
     return logits if temperature == 1 else logits.div_(temperature)
 
 
@@ -226,7 +239,7 @@ class Update:
         before = plan.previous[needed]
         weight, bias = self.wiring.output()
         logprobs, entropy = TokenLogprobs.apply(
-            hidden.index_select(0, before).to(self.wiring.shapes.dtype),
+            hidden.index_select(0, before).to(self.wiring.numbers),
             weight,
             bias,
             tokens[needed],

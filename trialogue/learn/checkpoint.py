@@ -71,6 +71,7 @@ def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None
     settings = EngineSettings(
         vocabulary=count_ids(tokenizer),
         device=learner.device,
+        precision=learner.precision,
         lora=lora,
         gradient_checkpointing=learner.gradient_checkpointing,
         max_tokens_per_micro_batch=learner.micro_batch_tokens,

@@ -1,47 +1,13 @@
 /* What a decoding step of a few rows needs most: products with large matrices, and attention of one new token
    in each row, both at the speed at which memory delivers weights, keys and values. */
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
+#include "tiles.h"
 
-#ifdef __AVX512F__
-#define LANES 16
-#define ROWS 16
-#else
-#define LANES 8
-#define ROWS 12
-#endif
-#define EACH(r, count) _Pragma("GCC unroll 16") for (size_t r = 0; r < count; r++)
-#define PADDED(count) (((count) + LANES - 1) / LANES * LANES)
-
-const size_t lanes_of_a_vector = LANES;
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
-typedef int whole __attribute__((vector_size(LANES * sizeof(int)), aligned(sizeof(int))));
-
-static lanes load(const float *from) { return *(const lanes *)from; }
-static void store(float *to, lanes values) { *(lanes *)to = values; }
-
-/* -- tiles: a few rows times a few lanes of a matrix ---------------------------------------------------- */
-
-/* Sums stay in registers while `width` lines of the matrix pass, `stride` floats apart, so that each is
-   fetched once for all rows. The rows lie side by side, [width][count]: one address leads through all. */
-#define TILE(count)                                                                                       \
-    static void tile_##count(const float *rows, const float *matrix, size_t stride, float *output,       \
-                             size_t width, size_t outputs)                                                \
-    {                                                                                                     \
-        lanes sums[count];                                                                                \
-        EACH(r, count) sums[r] = (lanes){0};                                                              \
-        for (size_t k = 0; k < width; k++, matrix += stride, rows += count) {                             \
-            lanes line = load(matrix);                                                                    \
-            EACH(r, count) sums[r] += rows[r] * line;                                                     \
-        }                                                                                                 \
-        EACH(r, count) store(output + r * outputs, sums[r]);                                              \
-    }
+#define AT_ONCE 256 /* rows that stay near while the whole matrix passes */
 
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8)
 TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14) TILE(15) TILE(16)
 
-typedef void (*tile)(const float *, const float *, size_t, float *, size_t, size_t);
+typedef void (*tile)(const unit *, const unit *, size_t, float *, size_t, size_t, int);
 static const tile TILES[] = {0,      tile_1, tile_2,  tile_3,  tile_4,  tile_5,  tile_6,  tile_7, tile_8,
                              tile_9, tile_10, tile_11, tile_12, tile_13, tile_14, tile_15, tile_16};
 
@@ -52,43 +18,48 @@ static size_t next_tile(size_t left)
     return (left + tiles - 1) / tiles;
 }
 
-/* Rows of `width` floats, `apart` floats from one to the next, laid side by side tile after tile. */
-static void pack(const float *rows, size_t apart, size_t count, size_t width, float *packed)
+/* Rows of `width` units, `apart` floats from one to the next, laid side by side tile after tile. */
+static void pack(const float *rows, size_t apart, size_t count, size_t width, unit *packed)
 {
     for (size_t row = 0, high; row < count; row += high) {
         high = next_tile(count - row);
         for (size_t r = 0; r < high; r++)
             for (size_t k = 0; k < width; k++)
-                packed[row * width + k * high + r] = rows[(row + r) * apart + k];
+                packed[row * width + k * high + r] = take(rows + (row + r) * apart + k * NUMBERS);
     }
 }
 
 /* All packed rows times LANES columns of a matrix. */
-static void multiply(const float *packed, size_t count, size_t width, const float *matrix, size_t stride,
+static void multiply(const unit *packed, size_t count, size_t width, const unit *matrix, size_t stride,
                      float *output, size_t outputs)
 {
     for (size_t row = 0, high; row < count; row += high) {
         high = next_tile(count - row);
-        TILES[high](packed + row * width, matrix, stride, output + row * outputs, width, outputs);
+        TILES[high](packed + row * width, matrix, stride, output + row * outputs, width, outputs, 0);
     }
 }
 
-/* inputs [rows, width] times a matrix in panels [outputs / LANES][width][LANES] → output [rows, outputs];
-   only the outputs from `first` on and before `last`, both multiples of LANES, so that threads can share the
-   work. 0 when all went well. */
-int product(const float *inputs, const float *panels, float *output, size_t rows, size_t width,
+/* inputs [rows, width] times a matrix in panels [outputs / LANES][width][LANES], width counted in units →
+   output [rows, outputs]; only the outputs from `first` on and before `last`, both multiples of LANES, so that
+   threads can share the work. 0 when all went well. */
+int product(const float *inputs, const unit *panels, float *output, size_t rows, size_t width,
             size_t outputs, size_t first, size_t last)
 {
-    float *packed = malloc(rows * width * sizeof(float));
+    size_t most = rows < AT_ONCE ? rows : AT_ONCE;
+    unit *packed = malloc(most * width * sizeof(unit));
     if (packed == NULL)
         return 1;
-    pack(inputs, width, rows, width, packed);
-    for (size_t n = first; n < last; n += LANES)
-        multiply(packed, rows, width, panels + n * width, LANES, output + n, outputs);
+    for (size_t row = 0; row < rows; row += AT_ONCE) {
+        size_t count = rows - row < AT_ONCE ? rows - row : AT_ONCE;
+        pack(inputs + row * width * NUMBERS, width * NUMBERS, count, width, packed);
+        for (size_t n = first; n < last; n += LANES)
+            multiply(packed, count, width, panels + n * width, LANES, output + row * outputs + n, outputs);
+    }
     free(packed);
     return 0;
 }
 
+#ifndef PAIRS
 /* -- attention ------------------------------------------------------------------------------------------ */
 
 /* A vector turned by n places; clang and gcc each have a way of their own. */
@@ -121,28 +92,6 @@ static float sum(lanes v)
     v += TURN(v, 2);
     v += TURN(v, 1);
     return v[0];
-}
-
-static lanes choose(whole where, lanes one, lanes other)
-{
-    return (lanes)((where & (whole)one) | (~where & (whole)other));
-}
-
-/* e to the power of numbers up to 0: two to the whole part, a polynomial for the rest. Below -87 it stays at
-   what is as good as nothing. */
-static lanes power(lanes x)
-{
-    const float round = 12582912.0f; /* 1.5 * 2^23: what is added to it loses its fraction */
-    x = choose(x < -87.0f, (lanes){0} - 87.0f, x);
-    lanes shifted = x * 1.44269504f + round, n = shifted - round;
-    lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    lanes p = 1.3888889e-3f * r + 8.3333333e-3f;
-    p = p * r + 4.1666667e-2f;
-    p = p * r + 1.6666667e-1f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return (lanes)((whole)p + ((whole)shifted << 23));
 }
 
 /* Scores to weights that add up to 1; `count` is a multiple of LANES. */
@@ -226,3 +175,4 @@ int attend(const float *query, const float *turned, const float *shared, const f
     free(space);
     return 0;
 }
+#endif

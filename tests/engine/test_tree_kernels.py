@@ -1,0 +1,126 @@
+"""Attention of an update in C, against attention with a mask in double precision."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trialogue.engine import tree_kernels
+from trialogue.engine.tree import Tree, TreeAttention, TreePlan, grow_tree
+from trialogue.engine.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
+
+
+def load(*, is_half: bool) -> TreeKernels:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    if is_half and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this processor does not multiply bfloat16")
+    found = tree_kernels.load_tree_kernels(is_half=is_half)
+    assert found is not None
+    return found
+
+
+def grow(lengths: tuple[int, ...], siblings: int, seed: int = 0) -> Tree:
+    """Rows that part again and again, after so many tokens each time."""
+    draw = random.Random(seed)
+    rows: list[list[int]] = [[]]
+    for length in lengths:
+        rows = [row + [draw.randrange(1000) for _ in range(length)] for row in rows for _ in range(siblings)]
+    return grow_tree(rows, shortest=1)
+
+
+def attend_by_mask(tree: Tree, query, key, value, grad, scaling):
+    """The same by torch, with one mask over all pairs of tokens."""
+    seen = torch.zeros(len(tree.tokens), len(tree.tokens), dtype=torch.bool)
+    for path in tree.paths:
+        whole = torch.cat([torch.arange(start, stop) for start, stop in path])
+        for place, token in enumerate(whole):
+            seen[token, whole[: place + 1]] = True
+    inputs = [tensor.double().requires_grad_() for tensor in (query, key, value)]
+    batch = (tensor.transpose(0, 1)[None] for tensor in inputs)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        *batch, attn_mask=seen, scale=scaling, enable_gqa=True
+    )[0].transpose(0, 1)
+    return output.detach(), torch.autograd.grad(output, inputs, grad.double())
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("lengths", "siblings"), [((1,), 1), ((5,), 3), ((40, 70), 2), ((33, 1, 17), 3), ((130,), 1)]
+)
+@pytest.mark.parametrize(("heads", "kept", "width"), [(2, 2, 16), (9, 3, 64), (4, 1, 32)])
+def test_it_is_attention_along_paths(lengths, siblings, heads, kept, width, threads, is_half, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    kernels = load(is_half=is_half)
+    tree = grow(lengths, siblings)
+    count = len(tree.tokens)
+    chance = torch.Generator().manual_seed(count)
+    query, key, value, grad = (
+        torch.randn(count, number, width, generator=chance) for number in (heads, kept, kept, heads)
+    )
+    query *= torch.logspace(-1, 1, heads)[:, None]  # from even attention to that of a single key
+    expected, grads = attend_by_mask(tree, query, key, value, grad, 0.3)
+    paths = TreePlan(tree, torch.device("cpu")).paths
+    output, sums = attend_paths(kernels, query, key, value, paths, 0.3)
+    found = backpropagate_paths(kernels, (query, key, value), (output, sums, grad), paths, 0.3)
+    tolerance = 4e-2 if is_half else 1e-5
+    for one, other in zip((output, *found), (expected, *grads), strict=True):
+        scale = max(other.norm().item(), grad.norm().item())  # a single key has no gradient at all
+        assert (one - other).norm().item() < tolerance * scale
+
+
+def test_numbers_no_processor_computes_with_are_made_float32(monkeypatch):
+    load(is_half=False)
+    without = tree_kernels.load_tree_kernels
+    monkeypatch.setattr(
+        tree_kernels, "load_tree_kernels", lambda *, is_half: None if is_half else without(is_half=False)
+    )
+    tree = grow((20, 9), 2)
+    plan = TreePlan(tree, torch.device("cpu"))
+    inputs = [torch.randn(heads, len(tree.tokens), 16).bfloat16() for heads in (4, 2, 2)]
+    found = TreeAttention.apply(*inputs, plan, 0.25)
+    token_first = [tensor.transpose(0, 1) for tensor in inputs]
+    expected, _ = attend_by_mask(tree, *token_first, torch.zeros(len(tree.tokens), 4, 16), 0.25)
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.double(), expected, atol=2e-2)
+
+
+def test_kernels_that_compute_something_else_are_refused():
+    kernels = load(is_half=False)
+    assert tree_kernels.are_right(kernels, 1e-5)
+
+    def spoil(name: str, output: int):
+        def kernel(*arguments: int) -> int:
+            getattr(kernels, name)(*arguments)
+            ctypes.memset(arguments[output] + 8000, 0, 400)
+            return 0
+
+        return replace(kernels, **{name: kernel})
+
+    assert not tree_kernels.are_right(spoil("attend", 3), 1e-5)
+    for gradient in (6, 7, 8):
+        assert not tree_kernels.are_right(spoil("backpropagate", gradient), 1e-5)
+
+
+def test_kernels_are_not_given_what_they_would_misread():
+    kernels = load(is_half=False)
+    lanes = kernels.lanes
+    paths = Paths.make([(0, 3), (3, 5)], [[], [0]])
+    query, key = torch.zeros(5, 4, lanes), torch.zeros(5, 2, lanes)
+    attend_paths(kernels, query, key, key, paths, 1.0)
+    for wrong in (
+        (query.bfloat16(), key, key),
+        (torch.zeros(4, 5, lanes).transpose(0, 1), key, key),
+        (query, key, torch.zeros(5, 2, 2 * lanes)),
+        (torch.zeros(5, 4, 3), torch.zeros(5, 2, 3), torch.zeros(5, 2, 3)),
+        (torch.zeros(5, 3, lanes), key, key),
+        (torch.zeros(6, 4, lanes), torch.zeros(6, 2, lanes), torch.zeros(6, 2, lanes)),
+    ):
+        with pytest.raises(ValueError, match="a kernel cannot take"):
+            attend_paths(kernels, *wrong, paths, 1.0)

@@ -1,0 +1,110 @@
+/* Vectors of the machine, and tiles: a few rows times a few lanes of a matrix, with all sums in registers. All
+   that is computed here is made of tiles. Compiled with PAIRS, the numbers that are multiplied are bfloat16, two
+   to a unit; sums are float32 either way. */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16
+#define ROWS 16
+#else
+#define LANES 8
+#define ROWS 12
+#endif
+#define EACH(r, count) _Pragma("GCC unroll 16") for (size_t r = 0; r < count; r++)
+#define PADDED(count) (((count) + LANES - 1) / LANES * LANES)
+
+const size_t lanes_of_a_vector = LANES;
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
+typedef int whole __attribute__((vector_size(LANES * sizeof(int)), aligned(sizeof(int))));
+
+static inline lanes load(const float *from) { return *(const lanes *)from; }
+static inline void store(float *to, lanes values) { *(lanes *)to = values; }
+
+static inline lanes choose(whole where, lanes one, lanes other)
+{
+    return (lanes)((where & (whole)one) | (~where & (whole)other));
+}
+
+/* e to the power of numbers up to 0: two to the whole part, a polynomial for the rest. Below -87 it is
+   nothing: numbers too small to be written as others slow everything down that they meet. */
+static inline lanes power(lanes x)
+{
+    const float round = 12582912.0f; /* 1.5 * 2^23: what is added to it loses its fraction */
+    whole counts = x >= -87.0f;
+    lanes shifted = x * 1.44269504f + round, n = shifted - round;
+    lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    lanes p = 1.3888889e-3f * r + 8.3333333e-3f;
+    p = p * r + 4.1666667e-2f;
+    p = p * r + 1.6666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return (lanes)(((whole)p + ((whole)shifted << 23)) & counts);
+}
+
+/* -- units: what one step of a product takes from each row and each lane -------------------------------- */
+
+#ifdef PAIRS
+#ifndef __AVX512BF16__
+#error "this processor does not multiply bfloat16"
+#endif
+#include <immintrin.h>
+#define NUMBERS 2
+typedef uint32_t unit;
+typedef whole units;
+static inline uint32_t to_half(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; /* to the nearest, of two the even one */
+}
+static inline unit join(float first, float second) { return to_half(first) | to_half(second) << 16; }
+static inline units join_lanes(lanes first, lanes second)
+{
+    whole one = (whole)first, other = (whole)second;
+    one = (one + 0x7fff + (one >> 16 & 1)) >> 16 & 0xffff;
+    other = (other + 0x7fff + (other >> 16 & 1)) & (int)0xffff0000;
+    return one | other;
+}
+static inline lanes add_product(lanes sum, unit row, units line)
+{
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)row), (__m512bh)line);
+}
+#else
+#define NUMBERS 1
+typedef float unit;
+typedef lanes units;
+static inline lanes add_product(lanes sum, unit row, units line) { return sum + row * line; }
+#endif
+/* The next unit of a row. */
+static inline unit take(const float *from)
+{
+#ifdef PAIRS
+    return join(from[0], from[1]);
+#else
+    return *from;
+#endif
+}
+static inline units load_units(const unit *from) { return *(const units *)from; }
+static inline void store_units(unit *to, units values) { *(units *)to = values; }
+
+/* -- tiles ---------------------------------------------------------------------------------------------- */
+
+/* Sums stay in registers while `width` lines of the matrix pass, `stride` units apart, so that each is
+   fetched once for all rows. The rows lie side by side, [width][count]: one address leads through all. With
+   `add` the sums are added to what is there. */
+#define TILE(count)                                                                                       \
+    static void tile_##count(const unit *rows, const unit *matrix, size_t stride, float *output,          \
+                             size_t width, size_t outputs, int add)                                       \
+    {                                                                                                     \
+        lanes sums[count];                                                                                \
+        EACH(r, count) sums[r] = add ? load(output + r * outputs) : (lanes){0};                           \
+        for (size_t k = 0; k < width; k++, matrix += stride, rows += count) {                             \
+            units line = load_units(matrix);                                                              \
+            EACH(r, count) sums[r] = add_product(sums[r], rows[r], line);                                 \
+        }                                                                                                 \
+        EACH(r, count) store(output + r * outputs, sums[r]);                                              \
+    }
