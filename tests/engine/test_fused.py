@@ -211,7 +211,7 @@ def test_kernels_are_not_given_what_they_would_misread():
             kernels.multiply(compiled, inputs, panels)
     queries, kept = torch.zeros(2, 4, lanes), torch.zeros(3, 2, 5, lanes)
     slots, lengths = torch.tensor([0, 2]), torch.tensor([5, 1])
-    turned, shared = torch.zeros(2, lanes, lanes), torch.zeros(2, 3, lanes)
+    turned, shared = torch.zeros(2, 1, lanes, lanes), torch.zeros(2, 3, lanes)
     kernels.attend_rows(compiled, queries, kept, kept, slots, lengths, turned, shared)
     narrow, half = torch.zeros(3, 2, 5, 2 * lanes), torch.zeros(3, 2, 5, lanes // 2)
     for wrong in (

@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 
-from trialogue.engine import OptimParams, Row, tree_kernels
+from trialogue.engine import OptimParams, Row, logits, tree_kernels
+from trialogue.engine.logits import TokenLogprobs
 from trialogue.engine.tree import (
     attend_block,
     attend_block_plainly,
@@ -16,7 +17,7 @@ from trialogue.engine.tree import (
     backpropagate_block_plainly,
     grow_tree,
 )
-from trialogue.engine.update import TokenLogprobs, split_rows
+from trialogue.engine.update import split_rows
 from trialogue.errors import EngineError
 
 
@@ -230,8 +231,11 @@ def test_both_ways_to_attend_agree(heads, causal):
         assert torch.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("chunk", [3, 11, 100])
-def test_chunked_logprobs_and_entropy(chunk):
+def test_chunked_logprobs_and_entropy(chunk, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(logits, "load_kernel", lambda: None)
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((11, 8), (30, 8), (30,)))
     targets, pull = torch.randint(30, (11,)), torch.randn(11)
@@ -243,6 +247,32 @@ def test_chunked_logprobs_and_entropy(chunk):
     assert torch.allclose(logprobs, chosen, atol=1e-5)
     assert torch.allclose(entropy, -(whole.exp() * whole).sum(-1), atol=1e-5)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("chunk", [2, 11])
+def test_rounded_probabilities_lose_nothing_of_tokens_that_are_nearly_certain(chunk, compiled, monkeypatch):
+    """In bfloat16 0.999 is 1, but the gradient is that of 0.999; with a chunk of 2 nothing is kept."""
+    if not compiled:
+        monkeypatch.setattr(logits, "load_kernel", lambda: None)
+    torch.manual_seed(0)
+    hidden, weight = torch.eye(11, 16), torch.randn(48, 16)
+    targets = torch.arange(11)
+    weight[targets, targets] += torch.linspace(5, 14, 11)  # from some to nearly all of the probability
+    inputs = [tensor.bfloat16().float().requires_grad_() for tensor in (hidden, weight)]
+    rounded = inputs[0].bfloat16()
+    logprobs, _ = TokenLogprobs.apply(rounded, inputs[1], None, targets, 1.0, chunk, True)
+    wanted = (inputs[0] @ inputs[1].T).log_softmax(-1)[targets, targets]
+    assert torch.allclose(logprobs, wanted, atol=1e-5)
+    found, expected = (torch.autograd.grad(values.sum(), inputs) for values in (logprobs, wanted))
+    for one, other in zip(found, expected, strict=True):
+        assert bool(((one - other).norm(dim=1) <= 3e-2 * other.norm(dim=1)).all())
+
+
+def test_logits_that_are_no_numbers_stay_none():
+    spoiled = torch.zeros(1, 40)
+    spoiled[0, 33] = torch.nan
+    assert all(bool(part.isnan().any()) for part in logits.weigh(spoiled, torch.tensor([3]), torch.float32))
 
 
 def test_a_tree_spells_its_rows():

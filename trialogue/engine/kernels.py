@@ -64,8 +64,9 @@ def to_half_panels(weight: Tensor) -> Tensor:
 
 
 def turn_keys(keys: Tensor, lanes: int) -> Tensor:
-    """[KV, T, D] → [KV, D, T and as many zeros as make it a multiple of lanes]"""
-    return torch.nn.functional.pad(keys.transpose(1, 2), (0, -keys.shape[1] % lanes)).contiguous()
+    """[KV, T, D] → [KV, T / lanes, D, lanes], with zeros where T is no multiple of lanes."""
+    padded = torch.nn.functional.pad(keys, (0, 0, 0, -keys.shape[1] % lanes))
+    return padded.view(len(keys), -1, lanes, keys.shape[2]).transpose(2, 3).contiguous()
 
 
 def multiply(kernels: Kernels, inputs: Tensor, panels: Tensor) -> Tensor:
@@ -117,7 +118,8 @@ def attend_rows(
     if turned is not None and shared is not None:
         refuse_unreadable(turned, shared)
         require(shared.shape == (kept, known, width), "a prefix of another width")
-        require(turned.shape == (kept, width, known + -known % kernels.lanes), "keys not turned round")
+        panels = (kept, -(-known // kernels.lanes), width, kernels.lanes)
+        require(turned.shape == panels, "keys not turned round")
     output = torch.empty_like(queries)
     places = [0 if tensor is None else tensor.data_ptr() for tensor in (queries, turned, shared)]
     places += [tensor.data_ptr() for tensor in (keys, values, slots, lengths, output)]

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportIncompatibleMethodOverride=false
+# pyright: reportUnknownParameterType=false
 """Log-probabilities and gradients of rows, packed without padding and with shared prefixes computed once.
 
 Rows are split into micro-batches by a budget of tree tokens; within one the hidden states of the whole
@@ -12,113 +12,19 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
 from trialogue.engine.attention import Wiring
-from trialogue.engine.linear import multiply_many, multiply_rounded, to_rounded
+from trialogue.engine.logits import LOGITS_AT_ONCE, TokenLogprobs
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.shards import Shards, get_norm
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
-
-LOGITS_AT_ONCE = 1 << 26  # floats; a product of fewer rows takes longer for each
-
-
-class TokenLogprobs(torch.autograd.Function):
-    """Log-probability of each target and entropy of each distribution, a chunk of logits at a time.
-
-    hidden [M, width] and the output matrix [V, width] → [M], [M]; where one chunk is not all, the backward
-    pass computes logits again in place of keeping the probabilities.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperature: float,
-        chunk: int,
-        has_backward: bool,
-    ) -> tuple[Tensor, Tensor]:
-        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-        entropy, sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        ctx.kept = None
-        matrix = _lay_out(weight, hidden)
-        for part in _parts(len(targets), chunk):
-            logits = _logits(hidden[part], matrix, bias, temperature)
-            top = logits.amax(-1, keepdim=True)
-            chosen = logits.gather(1, targets[part, None])[:, 0]
-            weights = (logits - top).exp_()
-            total = weights.sum(-1, keepdim=True)
-            sums[part] = (top + total.log())[:, 0]
-            logprobs[part] = chosen - sums[part]
-            weights.div_(total)
-            entropy[part] = sums[part] - logits.mul_(weights).sum(-1)
-            if has_backward and len(targets) <= chunk:
-                ctx.kept = weights
-            del logits, weights  # before the next ones are made
-        ctx.save_for_backward(hidden, weight, bias, targets, sums)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, sums = ctx.saved_tensors
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        kept, ctx.kept = ctx.kept, None
-        matrix = _lay_out(weight, hidden) if kept is None else None
-        turned = weight.to(hidden.dtype).t()
-        for part in _parts(len(targets), ctx.chunk):
-            probabilities = kept
-            if probabilities is None:
-                assert matrix is not None
-                logits = _logits(hidden[part], matrix, bias, ctx.temperature)
-                probabilities = logits.sub_(sums[part, None]).exp_()
-                del logits
-            share = grad[part, None] / ctx.temperature
-            pull = probabilities.mul_(-share).scatter_add_(1, targets[part, None], share)
-            pull = pull.to(hidden.dtype)
-            grad_hidden[part] = multiply_many(pull, turned)
-            if grad_weight is not None:
-                grad_weight.addmm_(
-                    pull.T, hidden[part]
-                ) if pull.dtype == grad_weight.dtype else grad_weight.add_(pull.T @ hidden[part])
-            if grad_bias is not None:
-                grad_bias.add_(pull.sum(0))
-            del probabilities, pull
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
-
-
-def _parts(count: int, chunk: int) -> list[slice]:
-    return [slice(start, start + chunk) for start in range(0, count, chunk)]
-
-
-def _lay_out(weight: Tensor, hidden: Tensor) -> Tensor:
-    """The output matrix as `_logits` takes it."""
-    is_rounded = hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu"
-    return to_rounded(weight) if is_rounded else weight.to(hidden.dtype)
-
-
-def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    if hidden.dtype == torch.bfloat16 and hidden.device.type == "cpu":
-        logits = multiply_rounded(hidden, matrix)
-        logits = logits if bias is None else logits.add_(bias)
-    else:
-        logits = multiply_many(hidden, matrix, None if bias is None else bias.to(hidden.dtype)).float()
-    return logits if temperature == 1 else logits.div_(temperature)
 
 
 def split_rows(rows: Sequence[list[int]], budget: int) -> list[list[int]]:

@@ -94,6 +94,28 @@ static float sum(lanes v)
     return v[0];
 }
 
+/* A vector whose lane i is the sum of vector i: pairs are added half by half, so that no lane works for nothing. */
+static lanes add_up(lanes *v)
+{
+#ifdef __clang__
+    lanes sums = {0};
+    for (size_t i = 0; i < LANES; i++)
+        sums[i] = sum(v[i]);
+    return sums;
+#else
+#define HALVE(h)                                                                                          \
+    EACH(i, h) v[i] = __builtin_shuffle(v[i], v[i + h], PLACES + (PLACES & h) * (LANES / h)) +            \
+                      __builtin_shuffle(v[i], v[i + h], (PLACES ^ h) + (PLACES & h) * (LANES / h));
+#if LANES == 16
+    HALVE(8)
+#endif
+    HALVE(4)
+    HALVE(2)
+    HALVE(1)
+    return v[0];
+#endif
+}
+
 /* Scores to weights that add up to 1; `count` is a multiple of LANES. */
 static void soften(float *scores, size_t count)
 {
@@ -113,10 +135,82 @@ static void soften(float *scores, size_t count)
         store(scores + t, load(scores + t) * share);
 }
 
+/* Memory delivers faster what was asked for before it is needed, and by itself looks no further than a page. */
+static void fetch(const float *from, size_t count)
+{
+    for (size_t i = 0; i < count; i += 16)
+        __builtin_prefetch(from + i);
+}
+
+/* Scores of `count` queries [count][width] on `length` keys [length][width] → [count][room]; those past the end, up
+   to a whole vector, are as good as nothing. */
+static void score(const float *asked, size_t count, const float *keys, size_t length, size_t width, float *scores,
+                  size_t room)
+{
+    for (size_t t = 0; t < length; t += LANES) {
+        size_t left = length - t < LANES ? length - t : LANES;
+        fetch(keys + (t + left) * width, length - t - left < LANES ? (length - t - left) * width : LANES * width);
+        for (size_t q = 0; q < count; q++) {
+            lanes alike[LANES];
+            for (size_t i = 0; i < LANES; i++) {
+                alike[i] = (lanes){0};
+                for (size_t k = 0; k < width && i < left; k += LANES)
+                    alike[i] += load(asked + q * width + k) * load(keys + (t + i) * width + k);
+            }
+            store(scores + q * room + t, add_up(alike));
+        }
+    }
+    for (size_t q = 0; q < count; q++)
+        for (size_t t = length; t < PADDED(length); t++)
+            scores[q * room + t] = -1e30f;
+}
+
+/* As TILE, but the rows lie SPAN apart, one below the other. */
+#define SPAN 64
+#define SPREAD(count)                                                                                     \
+    static void spread_##count(const float *rows, const float *matrix, size_t stride, float *output,      \
+                               size_t width)                                                              \
+    {                                                                                                     \
+        lanes sums[count];                                                                                \
+        EACH(r, count) sums[r] = load(output + r * stride);                                               \
+        for (size_t k = 0; k < width; k++, matrix += stride) {                                            \
+            lanes line = load(matrix);                                                                    \
+            EACH(r, count) sums[r] += rows[r * SPAN + k] * line;                                          \
+        }                                                                                                 \
+        EACH(r, count) store(output + r * stride, sums[r]);                                               \
+    }
+
+SPREAD(1) SPREAD(2) SPREAD(3) SPREAD(4) SPREAD(5) SPREAD(6) SPREAD(7) SPREAD(8)
+SPREAD(9) SPREAD(10) SPREAD(11) SPREAD(12) SPREAD(13) SPREAD(14) SPREAD(15) SPREAD(16)
+
+typedef void (*spread)(const float *, const float *, size_t, float *, size_t);
+static const spread SPREADS[] = {0,        spread_1,  spread_2,  spread_3,  spread_4,  spread_5,
+                                 spread_6, spread_7,  spread_8,  spread_9,  spread_10, spread_11,
+                                 spread_12, spread_13, spread_14, spread_15, spread_16};
+
+/* Adds `count` rows of weights, `room` floats apart, times values [length][width] to output [count][width]. */
+static void blend(const float *weights, size_t room, size_t count, const float *values, size_t length,
+                  size_t width, float *output)
+{
+    float near[ROWS * SPAN];
+    for (size_t row = 0, high; row < count; row += high) {
+        high = next_tile(count - row);
+        for (size_t t = 0; t < length; t += SPAN) {
+            size_t some = length - t < SPAN ? length - t : SPAN, next = length - t - some;
+            fetch(values + (t + some) * width, (next < SPAN ? next : SPAN) * width);
+            for (size_t r = 0; r < high; r++)
+                memcpy(near + r * SPAN, weights + (row + r) * room + t, some * sizeof(float));
+            for (size_t k = 0; k < width; k += LANES)
+                SPREADS[high](near, values + t * width + k, width, output + row * width + k, some);
+        }
+    }
+}
+
 /* One new token in each row looks at a prefix that all rows share and at what is kept in the row's own slot.
 
    query, output  [rows, heads, width], scaled; the queries of `heads / kept` neighbours share a head of keys
-   turned         [kept, width, PADDED(known)], the prefix's keys; shared [kept, known, width], its values
+   turned         [kept, PADDED(known) / LANES, width, LANES], the prefix's keys; shared [kept, known, width], its
+                  values
    keys, values   [slots, kept, capacity, width]; row r looks at the first lengths[r] places of slots[r]
 
    width is a multiple of LANES. Only the rows from `first` on and before `last`. 0 when all went well. */
@@ -127,49 +221,42 @@ int attend(const float *query, const float *turned, const float *shared, const f
     size_t group = heads / kept, rows = last - first, count = rows * group, own = 1;
     for (size_t r = first; r < last; r++)
         own = (size_t)lengths[r] > own ? (size_t)lengths[r] : own;
-    size_t before = PADDED(known), room = before + PADDED(own), longest = known > own ? known : own;
-    float *space = malloc(count * (2 * width + room + (width > longest ? width : longest)) * sizeof(float));
+    size_t before = PADDED(known), room = before + PADDED(own);
+    float *space = malloc(count * (3 * width + room) * sizeof(float));
     if (space == NULL)
         return 1;
-    float *asked = space, *said = asked + count * width, *scores = said + count * width;
-    float *packed = scores + count * room;
+    float *asked = space, *packed = asked + count * width, *said = packed + count * width;
+    float *scores = said + count * width;
     for (size_t head = 0; head < kept; head++) {
         for (size_t r = 0; r < rows; r++) /* the queries that share this head, one below the other */
-            for (size_t i = 0; i < group * width; i++)
-                asked[r * group * width + i] = query[((first + r) * heads + head * group) * width + i];
+            memcpy(asked + r * group * width, query + ((first + r) * heads + head * group) * width,
+                   group * width * sizeof(float));
         if (known) {
             pack(asked, width, count, width, packed);
             for (size_t t = 0; t < before; t += LANES)
-                multiply(packed, count, width, turned + head * width * before + t, before, scores + t, room);
-        }
-        for (size_t q = 0; q < count; q++) {
-            size_t row = first + q / group, length = lengths[row];
-            const float *looked = keys + ((size_t)slots[row] * kept + head) * capacity * width;
-            float *line = scores + q * room;
-            for (size_t t = known; t < before; t++)
-                line[t] = -1e30f;
-            for (size_t t = 0; t < PADDED(length); t++) {
-                lanes alike = {0};
-                for (size_t k = 0; k < width && t < length; k += LANES)
-                    alike += load(asked + q * width + k) * load(looked + t * width + k);
-                line[before + t] = t < length ? sum(alike) : -1e30f;
-            }
-            soften(line, before + PADDED(length));
-        }
-        if (known) {
-            pack(scores, room, count, known, packed);
-            for (size_t k = 0; k < width; k += LANES)
-                multiply(packed, count, known, shared + head * known * width + k, width, said + k, width);
+                multiply(packed, count, width, turned + (head * before + t) * width, LANES, scores + t, room);
         }
         for (size_t r = 0; r < rows; r++) {
-            size_t row = first + r, length = lengths[row];
-            const float *looked = values + ((size_t)slots[row] * kept + head) * capacity * width;
-            float *answer = output + (row * heads + head * group) * width;
-            pack(scores + r * group * room + before, room, group, length, packed);
-            for (size_t k = 0; k < width; k += LANES)
-                multiply(packed, group, length, looked + k, width, answer + k, width);
-            for (size_t i = 0; known && i < group * width; i++)
-                answer[i] += said[r * group * width + i];
+            size_t place = ((size_t)slots[first + r] * kept + head) * capacity * width, length = lengths[first + r];
+            float *lines = scores + r * group * room;
+            score(asked + r * group * width, group, keys + place, length, width, lines + before, room);
+            fetch(values + place, (length < SPAN ? length : SPAN) * width);
+            for (size_t q = 0; q < group; q++) {
+                for (size_t t = known; t < before; t++)
+                    lines[q * room + t] = -1e30f;
+                soften(lines + q * room, before + PADDED(length));
+            }
+        }
+        memset(said, 0, count * width * sizeof(float));
+        if (known)
+            blend(scores, room, count, shared + head * known * width, known, width, said);
+        for (size_t r = 0; r < rows; r++) {
+            size_t row = first + r;
+            blend(scores + r * group * room + before, room, group,
+                  values + ((size_t)slots[row] * kept + head) * capacity * width, lengths[row], width,
+                  said + r * group * width);
+            memcpy(output + (row * heads + head * group) * width, said + r * group * width,
+                   group * width * sizeof(float));
         }
     }
     free(space);

@@ -33,7 +33,7 @@ static inline lanes choose(whole where, lanes one, lanes other)
 static inline lanes power(lanes x)
 {
     const float round = 12582912.0f; /* 1.5 * 2^23: what is added to it loses its fraction */
-    whole counts = x >= -87.0f;
+    whole counts = ~(x < -87.0f); /* what is no number stays none */
     lanes shifted = x * 1.44269504f + round, n = shifted - round;
     lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
     lanes p = 1.3888889e-3f * r + 8.3333333e-3f;
