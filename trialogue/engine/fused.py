@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trialogue.engine.between import find_between, gate, normalize, rotate
 from trialogue.engine.linear import Joined
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class Norm:
         self.module, self.eps = module, module.variance_epsilon
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        weight = self.module.weight
-        return nn.functional.rms_norm(hidden, weight.shape, weight, self.eps)
+        return normalize(hidden, self.module.weight, self.eps, find_between(len(hidden)))
 
 
 class Attention:
@@ -105,14 +105,13 @@ class Attention:
         self.norms = [Norm(getattr(module, name)) for name in names.head_norms if hasattr(module, name)]
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        cosine, sine = rotation
         both = self.joined(hidden).view(len(hidden), -1, self.width)
         value = both[:, self.heads + self.kept :]
         both = both[:, : self.heads + self.kept]
         if self.norms:
             parts = both.split([self.heads, self.kept], 1)
             both = torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], 1)
-        turned = (both * cosine).addcmul_(both.roll(self.width // 2, 2), sine).transpose(0, 1)
+        turned = rotate(both, *rotation, find_between(len(both))).transpose(0, 1)
         query, key = turned[: self.heads], turned[self.heads :]
         output = plan.attend(self.layer, query, key, value.transpose(0, 1), self.scaling)
         return self.output(output.reshape(len(hidden), -1))
@@ -164,8 +163,8 @@ class Layer:
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
         hidden = self.mixer(self.before(hidden), rotation, plan).add_(hidden)
-        gate, up = self.halves(self.after(hidden)).chunk(2, 1)
-        return self.feed(nn.functional.silu(gate).mul_(up)).add_(hidden)
+        both = self.halves(self.after(hidden))
+        return self.feed(gate(both, find_between(len(both)))).add_(hidden)
 
     def products(self) -> list[Joined]:
         return [*self.mixer.products(), self.halves, self.feed]
@@ -189,7 +188,6 @@ class Fused:
     def hidden(self, tokens: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         hidden = self.embed(tokens)
         cosine, sine = self.angles(hidden[None], position_ids=positions[None])
-        # To rotate is x * cos + (x with its halves exchanged, the first negated) * sin.
         first, second = sine[0].chunk(2, 1)
         rotation = cosine[0][:, None], torch.cat([-first, second], 1)[:, None]
         for layer in self.layers:

@@ -1,7 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportIncompatibleMethodOverride=false
-"""From hidden states to log-probabilities of chosen tokens, with a gradient, a bounded part of the logits at a
-time."""
+"""From hidden states to log-probabilities of chosen tokens, with a gradient; logits are made part by part."""
 
 from __future__ import annotations
 
