@@ -129,6 +129,9 @@ def main() -> None:
     parser.add_argument(
         "--against", metavar="TEXT", default="", help="only peers of sample whose name has it"
     )
+    parser.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="", help="step and sample in this one alone"
+    )
     given = parser.parse_args()
     chosen = given.measurements or list(MEASUREMENTS)
     if unknown := set(chosen) - set(MEASUREMENTS):

@@ -51,6 +51,7 @@ class Options:
     demo: str | None = None  # folder of finished demonstrations
     only: str = ""  # what the name of a case has to hold
     against: str = ""  # and that of a peer, where there are several
+    precision: str = ""  # float32 or bfloat16 alone
 
     def wants(self, case: str) -> bool:
         return self.only in case
@@ -234,14 +235,15 @@ def run_once(make: Callable[[], Part]) -> dict[str, Any]:
 # -- what the machine allows -------------------------------------------------------------------------------
 
 
-def find_precisions(measurement: str) -> tuple[str, ...]:
+def find_precisions(options: Options) -> tuple[str, ...]:
     """What to compute in: float32, and bfloat16 where the processor multiplies such numbers."""
     import torch
 
-    if torch.cpu._is_avx512_bf16_supported():
-        return ("float32", "bfloat16")
-    print(f"{measurement}: bfloat16 left out, this processor does not multiply such numbers (AVX512_BF16)")
-    return ("float32",)
+    wanted = (options.precision,) if options.precision else ("float32", "bfloat16")
+    if "bfloat16" in wanted and not torch.cpu._is_avx512_bf16_supported():
+        print("bfloat16 left out: this processor does not multiply such numbers (AVX512_BF16)")
+        return tuple(name for name in wanted if name != "bfloat16")
+    return wanted
 
 
 def find_rates(precision: str = "float32", seconds: float = 0.5) -> dict[str, float]:

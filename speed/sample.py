@@ -6,7 +6,8 @@ batches of 1, 8 and 32.
 Every side gets the same token ids in and gives the same number out; a peer keeps of earlier turns what it can
 keep: transformers' `generate` nothing, its continuous batching and vLLM what their prefix caches hold, the
 server of llama.cpp a slot for each conversation. All compute in float32, llama.cpp with the weights of the
-file it is given and a cache of halves, which is its default.
+file it is given and a cache of halves, which is its default; all but llama.cpp once more in bfloat16 on
+processors that multiply it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from itertools import count
 from time import perf_counter, sleep
 from typing import Any
 
-from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
+from speed.measure import (
+    Figure,
+    Options,
+    Part,
+    alternate,
+    compare,
+    find_precisions,
+    find_rates,
+    join_versions,
+)
 from speed.step import BODY, EMBEDDING, make_prompt
 
 OWN, OBSERVED = 24, 24  # tokens of a conversation's own first message, and after each reply but the last
@@ -50,7 +60,9 @@ def warm_up(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> Call
     return lambda: converse(prompt, talks, turns, reply)
 
 
-def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> Callable[[], dict[str, Any]]:
+def sample_ours(
+    folder: str, prompt: int, talks: int, turns: int, new: int, precision: Any
+) -> Callable[[], dict[str, Any]]:
     import asyncio
 
     from transformers import AutoTokenizer
@@ -59,7 +71,7 @@ def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
     from trialogue.engine.torch_engine import TorchEngine
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    engine = TorchEngine(folder, EngineSettings(device="cpu"))
+    engine = TorchEngine(folder, EngineSettings(device="cpu", precision=precision))
     loop = asyncio.new_event_loop()
     params = SamplingParams(max_tokens=new, seed=1)
 
@@ -71,13 +83,13 @@ def sample_ours(folder: str, prompt: int, talks: int, turns: int, new: int) -> C
 
 
 def sample_generate(
-    folder: str, prompt: int, talks: int, turns: int, new: int
+    folder: str, prompt: int, talks: int, turns: int, new: int, precision: str
 ) -> Callable[[], dict[str, Any]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
 
     def reply(rows: list[list[int]]) -> list[list[int]]:
         ids = torch.tensor(rows)
@@ -90,7 +102,7 @@ def sample_generate(
 
 
 def sample_continuous(
-    folder: str, prompt: int, talks: int, turns: int, new: int
+    folder: str, prompt: int, talks: int, turns: int, new: int, precision: str
 ) -> Callable[[], dict[str, Any]]:
     import logging
 
@@ -100,7 +112,7 @@ def sample_continuous(
     logging.getLogger("ContinuousBatchingLogger").setLevel("ERROR")
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
     page = 32
     longest = prompt + OWN + turns * (new + OBSERVED)
     room = ContinuousBatchingConfig(
@@ -125,7 +137,7 @@ def number_of(item: tuple[str, Any]) -> int:
 
 
 def sample_vllm(
-    folder: str, prompt: int, talks: int, turns: int, new: int, eager: bool
+    folder: str, prompt: int, talks: int, turns: int, new: int, precision: str, eager: bool
 ) -> Callable[[], dict[str, Any]]:
     """Compiled unless it is eager, which takes minutes the first time."""
     from transformers import AutoTokenizer
@@ -133,7 +145,7 @@ def sample_vllm(
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     sizes = {"max_model_len": 4096, "max_num_seqs": 32}  # of all cases, so that it is compiled once
-    model = LLM(folder, dtype="float32", enable_prefix_caching=True, enforce_eager=eager, **sizes)
+    model = LLM(folder, dtype=precision, enable_prefix_caching=True, enforce_eager=eager, **sizes)
     params = SamplingParams(max_tokens=new, ignore_eos=True, temperature=1.0)
 
     def reply(rows: list[list[int]]) -> list[list[int]]:
@@ -144,7 +156,7 @@ def sample_vllm(
 
 
 def sample_llama(
-    folder: str, prompt: int, talks: int, turns: int, new: int, server: str, gguf: str
+    folder: str, prompt: int, talks: int, turns: int, new: int, precision: str, server: str, gguf: str
 ) -> Callable[[], dict[str, Any]]:
     import atexit
     import json
@@ -155,6 +167,7 @@ def sample_llama(
 
     from transformers import AutoTokenizer
 
+    assert precision == "float32", "llama.cpp computes with what its file holds"
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     longest = prompt + OWN + turns * (new + OBSERVED)
     with socket.socket() as free:
@@ -235,30 +248,36 @@ def measure(options: Options) -> Iterator[Figure]:
     )
     if not (slow or quick or alike):
         print(f"sample: no peer has '{options.against}' in its name")
-    rates = find_rates()
-    for case in talks:
-        if options.wants(tell(case)):
-            yield from match(case, quick, options.repetitions, options.model, rates)
-            yield from match(case, slow, min(3, options.repetitions), options.model, rates)  # minutes each
-    for case in plain:
-        if options.wants(tell(case)):
-            yield from match(case, alike, options.repetitions, options.model, rates)
+    for precision in find_precisions(options):
+        rates = find_rates(precision)
+        for case in (*talks, *plain):
+            if not options.wants(tell(case, precision)):
+                continue
+            made = partial(match, case, precision, folder=options.model, rates=rates)
+            if case in plain:
+                yield from made(alike, options.repetitions)
+            else:
+                yield from made(quick, options.repetitions)
+                yield from made(slow, min(3, options.repetitions))  # minutes each
 
 
-def tell(case: Case) -> str:
+def tell(case: Case, precision: str) -> str:
     prompt, talks, turns, _ = case
     told = f"batch of {talks}" if turns == 1 else f"{talks} conversations × {turns} turns, prefix {prompt:,}"
-    return f"sampling, {told}"
+    return f"sampling, {told}" + ("" if precision == "float32" else f", {precision}")
 
 
 def match(
-    case: Case, peers: list[Peer], repetitions: int, folder: str, rates: dict[str, float]
+    case: Case, precision: str, peers: list[Peer], repetitions: int, folder: str, rates: dict[str, float]
 ) -> list[Figure]:
     """Ours and all of these peers in turn."""
     prompt, talks, turns, new = case
+    if precision != "float32":
+        peers = [peer for peer in peers if "gguf" not in peer[2]]
     if not peers:
         return []
     settings = {"folder": folder, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
+    settings["precision"] = precision
     sides = [("ours", None, {}), *peers]
     made = [partial(Part, "sample", name, python, **settings, **more) for name, python, more in sides]
     ours, *others = alternate(made, repetitions)
@@ -269,7 +288,7 @@ def match(
         assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
         figures.append(
             compare(
-                tell(case),
+                tell(case, precision),
                 "tokens/s",
                 [(one["rate"], other["rate"]) for one, other in rows],
                 peer,
@@ -289,6 +308,6 @@ def find_least(case: Case, rates: dict[str, float]) -> float:
     prompt, talks, turns, new = case
     read = prompt + talks * (OWN + (turns - 1) * OBSERVED)
     kept = prompt + talks * (OWN + turns * new + (turns - 1) * OBSERVED) / 2  # on average
-    brought = ((BODY + EMBEDDING) * 4 + kept * CACHED) / rates["bytes"]
+    brought = ((BODY + EMBEDDING) * rates["width"] + kept * CACHED) / rates["bytes"]
     multiplied = 2 * (BODY + EMBEDDING) * talks / rates["flops"]
     return 2 * BODY * read / rates["flops"] + turns * new * max(brought, multiplied)

@@ -222,7 +222,7 @@ def measure(options: Options) -> Iterator[Figure]:
         return
     assert options.model is not None
     cases = ((64, 16, 1), (64, 16, 2)) if options.quick else CASES
-    for (prompt, new, turns), precision in product(cases, find_precisions("step")):
+    for (prompt, new, turns), precision in product(cases, find_precisions(options)):
         case = f"prompt {prompt:,}, {SIBLINGS} × {new} new in {turns} turn{'s' if turns > 1 else ''}"
         case += "" if precision == "float32" else f", {precision}"
         if not options.wants(f"GRPO step, {case}"):
