@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from trialogue.engine import EngineSettings, OptimParams, Row, SamplingParams, kernels, linear, torch_engine
+from trialogue.engine import EngineSettings, OptimParams, Row, SamplingParams, linear, torch_engine
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import EngineError
 
@@ -18,12 +18,14 @@ needs_halves = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 300])
 @pytest.mark.parametrize("shape", [(48, 64), (48, 65), (50, 64)])  # the last two do not fit into panels
 @needs_halves
-def test_a_rounded_product_is_one_of_rounded_numbers(rows, shape, compiled, monkeypatch):
+def test_a_rounded_product_is_one_of_rounded_numbers(rows, shape, threads, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(kernels, "load_half_product", lambda: None)
+        monkeypatch.setattr(linear, "load_half_product", lambda: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     chance = torch.Generator().manual_seed(rows)
     inputs, weight = (torch.randn(count, shape[1], generator=chance) for count in (rows, shape[0]))
     found = linear.multiply_rounded(inputs, linear.to_rounded(weight))

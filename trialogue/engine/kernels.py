@@ -47,11 +47,6 @@ def find_kernels() -> Kernels | None:
     return load_kernels() if torch.get_num_threads() <= THREADS else None
 
 
-def find_half_product() -> Callable[..., int] | None:
-    """The product of bfloat16 numbers, where the processor has it; the width of its vectors is HALF_LANES."""
-    return load_half_product() if torch.get_num_threads() <= THREADS else None
-
-
 def to_panels(weight: Tensor, lanes: int) -> Tensor:
     """[out, in] → [out / lanes, in, lanes]"""
     return weight.view(-1, lanes, weight.shape[1]).transpose(1, 2).contiguous()
@@ -91,7 +86,8 @@ def multiply_halves(product: Callable[..., int], inputs: Tensor, panels: Tensor)
     output = inputs.new_empty(rows, len(panels) * HALF_LANES)
     places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
     sizes = (rows, width // 2, output.shape[1])
-    share(lambda _, first, last: product(*places, *sizes, first, last), len(panels), HALF_LANES)
+    threads = THREADS if rows <= FEW_ROWS else None
+    share(lambda _, first, last: product(*places, *sizes, first, last), len(panels), HALF_LANES, threads)
     return output
 
 
@@ -147,9 +143,9 @@ def refuse_outside(slots: Tensor, lengths: Tensor, held: int, capacity: int) -> 
     require(bool(((lengths > 0) & (lengths <= capacity)).all()), "lengths that no slot has")
 
 
-def share(work: Callable[[int, int, int], int], count: int, unit: int = 1) -> None:
-    """Divide `count` pieces of work among torch's threads: each gets its number and a range."""
-    threads = min(count, torch.get_num_threads())
+def share(work: Callable[[int, int, int], int], count: int, unit: int = 1, most: int | None = None) -> None:
+    """Divide `count` pieces of work among torch's threads, or so many: each gets its number and a range."""
+    threads = min(count, torch.get_num_threads(), most or count)
     edges = [count * part // threads * unit for part in range(threads + 1)]
 
     def take_part(part: int) -> None:
@@ -208,6 +204,7 @@ def load_kernels() -> Kernels | None:
 
 @cache
 def load_half_product() -> Callable[..., int] | None:
+    """The product of bfloat16 numbers, where the processor has it; the width of its vectors is HALF_LANES."""
     library = compile_source("decode.c", "-DPAIRS")
     if library is None:
         return None

@@ -23,8 +23,8 @@ from trialogue.engine.kernels import (
     FEW_ROWS,
     HALF_LANES,
     Kernels,
-    find_half_product,
     find_kernels,
+    load_half_product,
     multiply,
     multiply_halves,
     to_half_panels,
@@ -85,12 +85,12 @@ class Joined:
 def to_rounded(weight: Tensor) -> Tensor:
     """A matrix [out, in] for `multiply_rounded`."""
     is_even = weight.shape[0] % HALF_LANES == 0 and weight.shape[1] % 2 == 0
-    return to_half_panels(weight) if is_even and find_half_product() is not None else weight.bfloat16()
+    return to_half_panels(weight) if is_even and load_half_product() is not None else weight.bfloat16()
 
 
 def multiply_rounded(inputs: Tensor, weight: Tensor) -> Tensor:
     """inputs [N, in] times what `to_rounded` made, both in bfloat16 → [N, out] in float32."""
-    product = find_half_product() if weight.ndim == 4 else None
+    product = load_half_product() if weight.ndim == 4 else None
     if product is not None:
         return multiply_halves(product, inputs.float().contiguous(), weight)
     return nn.functional.linear(inputs.bfloat16(), weight).float()
