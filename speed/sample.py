@@ -32,9 +32,7 @@ from speed.measure import (
 from speed.step import BODY, EMBEDDING, make_prompt
 
 OWN, OBSERVED = 24, 24  # tokens of a conversation's own first message, and after each reply but the last
-CACHED = (
-    2 * 30 * 3 * 64 * 4
-)  # bytes that SmolLM2 keeps of a token: keys and values, layers, heads, size, float32
+CACHED = 2 * 30 * 3 * 64  # numbers that SmolLM2 keeps of a token: keys and values, layers, heads, width
 RUNS = count()
 
 Reply = Callable[[list[list[int]]], list[list[int]]]
@@ -308,6 +306,6 @@ def find_least(case: Case, rates: dict[str, float]) -> float:
     prompt, talks, turns, new = case
     read = prompt + talks * (OWN + (turns - 1) * OBSERVED)
     kept = prompt + talks * (OWN + turns * new + (turns - 1) * OBSERVED) / 2  # on average
-    brought = ((BODY + EMBEDDING) * rates["width"] + kept * CACHED) / rates["bytes"]
+    brought = ((BODY + EMBEDDING) + kept * CACHED) * rates["width"] / rates["bytes"]
     multiplied = 2 * (BODY + EMBEDDING) * talks / rates["flops"]
     return 2 * BODY * read / rates["flops"] + turns * new * max(brought, multiplied)

@@ -20,7 +20,9 @@ needs_halves = pytest.mark.skipif(
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 300])
-@pytest.mark.parametrize("shape", [(48, 64), (48, 65), (50, 64)])  # the last two do not fit into panels
+@pytest.mark.parametrize(
+    "shape", [(48, 64), (48, 65), (50, 64)]
+)  # panels take pairs; outputs may be left over
 @needs_halves
 def test_a_rounded_product_is_one_of_rounded_numbers(rows, shape, threads, compiled, monkeypatch):
     if not compiled:
@@ -28,17 +30,20 @@ def test_a_rounded_product_is_one_of_rounded_numbers(rows, shape, threads, compi
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     chance = torch.Generator().manual_seed(rows)
     inputs, weight = (torch.randn(count, shape[1], generator=chance) for count in (rows, shape[0]))
-    found = linear.multiply_rounded(inputs, linear.to_rounded(weight))
+    found = linear.multiply_rounded(inputs, linear.to_rounded(weight), len(weight))
     expected = inputs.bfloat16().double() @ weight.bfloat16().double().T
-    is_exact = compiled and shape == (48, 64) and shutil.which("cc") is not None
+    is_exact = compiled and shape[1] == 64 and shutil.which("cc") is not None
     assert found.dtype == torch.float32
     assert torch.allclose(found.double(), expected, atol=1e-4 if is_exact else 0.2)
 
 
+@pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}])
 @needs_halves
-async def test_an_update_is_nearly_that_of_float32(kind, make_model, make_rows, open_engine, loss):
+async def test_an_update_is_nearly_that_of_float32(kind, more, make_model, make_rows, open_engine, loss):
     model = make_model(kind)
-    exact, rounded = (open_engine(copy.deepcopy(model), precision=name) for name in ("float32", "bfloat16"))
+    exact, rounded = (
+        open_engine(copy.deepcopy(model), precision=name, **more) for name in ("float32", "bfloat16")
+    )
     rows = make_rows(seed=3, count=10)
     outputs = [await engine.forward_backward(rows, loss) for engine in (exact, rounded)]
     for one, other in zip(outputs[0].logprobs, outputs[1].logprobs, strict=True):
@@ -52,10 +57,11 @@ async def test_an_update_is_nearly_that_of_float32(kind, make_model, make_rows, 
     assert torch.nn.functional.cosine_similarity(wanted, found, dim=0) > 0.99
 
 
+@pytest.mark.parametrize("vocabulary", [300, 293])
 @needs_halves
-async def test_what_is_sampled_is_what_is_learned_from(kind, open_engine, loss):
+async def test_what_is_sampled_is_what_is_learned_from(kind, vocabulary, open_engine, loss):
     """The sampler's log-probabilities are those of the update, up to rounding, before and after a step."""
-    engine = open_engine(kind, precision="bfloat16")
+    engine = open_engine(kind, precision="bfloat16", vocabulary=vocabulary)
     prompt = list(range(7, 60))
     for step in range(2):
         (reply,) = await engine.sample([prompt], SamplingParams(max_tokens=40, seed=step))
@@ -65,7 +71,7 @@ async def test_what_is_sampled_is_what_is_learned_from(kind, open_engine, loss):
         )
         outputs = await engine.forward_backward([row], loss)
         gaps = [abs(one - other) for one, other in zip(outputs.logprobs[0], reply.logprobs, strict=True)]
-        assert sum(gaps) / len(gaps) < 0.1
+        assert sum(gaps) / len(gaps) < 0.03
         await engine.optim_step(OptimParams(learning_rate=1e-2))
         await engine.publish()
     assert all(parameter.dtype == torch.float32 for parameter in engine.model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import random
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trialogue.engine import tree_kernels
+from trialogue.engine import between, kernels, logits, tree_kernels
 from trialogue.engine.tree import Tree, TreeAttention, TreePlan, grow_tree
 from trialogue.engine.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
 
@@ -57,7 +58,7 @@ def attend_by_mask(tree: Tree, query, key, value, grad, scaling):
 @pytest.mark.parametrize(("heads", "kept", "width"), [(2, 2, 16), (9, 3, 64), (4, 1, 32)])
 def test_it_is_attention_along_paths(lengths, siblings, heads, kept, width, threads, is_half, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    kernels = load(is_half=is_half)
+    compiled = load(is_half=is_half)
     tree = grow(lengths, siblings)
     count = len(tree.tokens)
     chance = torch.Generator().manual_seed(count)
@@ -67,8 +68,8 @@ def test_it_is_attention_along_paths(lengths, siblings, heads, kept, width, thre
     query *= torch.logspace(-1, 1, heads)[:, None]  # from even attention to that of a single key
     expected, grads = attend_by_mask(tree, query, key, value, grad, 0.3)
     paths = TreePlan(tree, torch.device("cpu")).paths
-    output, sums = attend_paths(kernels, query, key, value, paths, 0.3)
-    found = backpropagate_paths(kernels, (query, key, value), (output, sums, grad), paths, 0.3)
+    output, sums = attend_paths(compiled, query, key, value, paths, 0.3)
+    found = backpropagate_paths(compiled, (query, key, value), (output, sums, grad), paths, 0.3)
     tolerance = 4e-2 if is_half else 1e-5
     for one, other in zip((output, *found), (expected, *grads), strict=True):
         scale = max(other.norm().item(), grad.norm().item())  # a single key has no gradient at all
@@ -91,17 +92,41 @@ def test_numbers_no_processor_computes_with_are_made_float32(monkeypatch):
     assert torch.allclose(found.double(), expected, atol=2e-2)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors of another kind")
+def test_half_as_wide_vectors_compute_the_same(monkeypatch):
+    """What processors without AVX-512 compile; this one can run it as well."""
+    load(is_half=False)
+    native = kernels.compile_source
+    narrow = lambda name, *flags: native(name, *flags, "-march=haswell")  # noqa: E731
+    for module in (kernels, tree_kernels, logits, between):
+        monkeypatch.setattr(module, "compile_source", narrow)
+    found = kernels.load_kernels.__wrapped__()
+    assert found is not None
+    assert found.lanes == 8
+    assert tree_kernels.load_tree_kernels.__wrapped__(is_half=False).lanes == 8
+    assert tree_kernels.load_tree_kernels.__wrapped__(is_half=True) is None  # no such arithmetic
+    assert logits.load_kernel.__wrapped__() is not None
+    assert between.load_between.__wrapped__() is not None
+
+
+def test_wider_numbers_are_left_to_torch():
+    load(is_half=False)
+    query, key = torch.zeros(5, 4, 16), torch.zeros(5, 2, 16)
+    assert tree_kernels.find_tree_kernels(query, key, key) is not None
+    assert tree_kernels.find_tree_kernels(query.double(), key.double(), key.double()) is None
+
+
 def test_kernels_that_compute_something_else_are_refused():
-    kernels = load(is_half=False)
-    assert tree_kernels.are_right(kernels, 1e-5)
+    compiled = load(is_half=False)
+    assert tree_kernels.are_right(compiled, 1e-5)
 
     def spoil(name: str, output: int):
         def kernel(*arguments: int) -> int:
-            getattr(kernels, name)(*arguments)
+            getattr(compiled, name)(*arguments)
             ctypes.memset(arguments[output] + 8000, 0, 400)
             return 0
 
-        return replace(kernels, **{name: kernel})
+        return replace(compiled, **{name: kernel})
 
     assert not tree_kernels.are_right(spoil("attend", 3), 1e-5)
     for gradient in (6, 7, 8):
@@ -109,11 +134,11 @@ def test_kernels_that_compute_something_else_are_refused():
 
 
 def test_kernels_are_not_given_what_they_would_misread():
-    kernels = load(is_half=False)
-    lanes = kernels.lanes
+    compiled = load(is_half=False)
+    lanes = compiled.lanes
     paths = Paths.make([(0, 3), (3, 5)], [[], [0]])
     query, key = torch.zeros(5, 4, lanes), torch.zeros(5, 2, lanes)
-    attend_paths(kernels, query, key, key, paths, 1.0)
+    attend_paths(compiled, query, key, key, paths, 1.0)
     for wrong in (
         (query.bfloat16(), key, key),
         (torch.zeros(4, 5, lanes).transpose(0, 1), key, key),
@@ -123,4 +148,4 @@ def test_kernels_are_not_given_what_they_would_misread():
         (torch.zeros(6, 4, lanes), torch.zeros(6, 2, lanes), torch.zeros(6, 2, lanes)),
     ):
         with pytest.raises(ValueError, match="a kernel cannot take"):
-            attend_paths(kernels, *wrong, paths, 1.0)
+            attend_paths(compiled, *wrong, paths, 1.0)

@@ -269,10 +269,25 @@ def test_rounded_probabilities_lose_nothing_of_tokens_that_are_nearly_certain(ch
         assert bool(((one - other).norm(dim=1) <= 3e-2 * other.norm(dim=1)).all())
 
 
-def test_logits_that_are_no_numbers_stay_none():
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF])  # kinds of what is no number
+@pytest.mark.parametrize("place", [3, 38])  # in a whole vector, and in what is left over
+def test_logits_that_are_no_numbers_stay_none(bits, place, kept):
     spoiled = torch.zeros(1, 40)
-    spoiled[0, 33] = torch.nan
-    assert all(bool(part.isnan().any()) for part in logits.weigh(spoiled, torch.tensor([3]), torch.float32))
+    spoiled[0, place] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    found = logits.weigh(spoiled, torch.tensor([3]), kept)
+    assert all(part is not None and bool(part.isnan().any()) for part in found)
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_a_second_backward_pass_finds_what_the_first_did(chunk):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
+    logprobs, _ = TokenLogprobs.apply(hidden, weight, None, torch.randint(30, (11,)), 1.0, chunk, True)
+    first, second = (
+        torch.autograd.grad(logprobs.sum(), (hidden, weight), retain_graph=True) for _ in range(2)
+    )
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(first, second, strict=True))
 
 
 def test_a_tree_spells_its_rows():

@@ -53,9 +53,9 @@ def to_panels(weight: Tensor, lanes: int) -> Tensor:
 
 
 def to_half_panels(weight: Tensor) -> Tensor:
-    """[out, in] → [out / lanes, in / 2, lanes, 2] in bfloat16"""
-    paired = weight.bfloat16().view(-1, HALF_LANES, weight.shape[1] // 2, 2)
-    return paired.transpose(1, 2).contiguous()
+    """[out, in] → [out / lanes, in / 2, lanes, 2] in bfloat16, with zeros where outputs are left over"""
+    padded = torch.nn.functional.pad(weight.bfloat16(), (0, 0, 0, -len(weight) % HALF_LANES))
+    return padded.view(-1, HALF_LANES, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
 def turn_keys(keys: Tensor, lanes: int) -> Tensor:
@@ -173,7 +173,7 @@ def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
         return None
     with tempfile.TemporaryDirectory(prefix="trialogue-") as folder:
         library, source = Path(folder) / "kernels.so", Path(__file__).parent / "c" / name
-        options = ["-O3", "-march=native", "-fno-strict-aliasing", "-shared", "-fPIC", *flags]
+        options = ["-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv", "-shared", "-fPIC", *flags]
         command = [*compiler, *options, "-o", str(library), str(source), "-lm"]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=60)

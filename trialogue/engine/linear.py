@@ -21,7 +21,6 @@ from torch.autograd.function import once_differentiable
 
 from trialogue.engine.kernels import (
     FEW_ROWS,
-    HALF_LANES,
     Kernels,
     find_kernels,
     load_half_product,
@@ -58,7 +57,7 @@ class Joined:
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         weight = self._lay_out() if self.weight is None else self.weight
         if self.is_half:
-            output = multiply_rounded(inputs, weight)
+            output = multiply_rounded(inputs, weight, self.outputs)
             return output if self.bias is None else output.add_(self.bias)
         if self.kernels is not None:
             output = multiply(self.kernels, inputs.contiguous(), weight)
@@ -69,7 +68,7 @@ class Joined:
 
     def _lay_out(self) -> Tensor:
         weight = join([layer.weight for layer in self.layers])
-        kernels = find_kernels() if self.is_large else None
+        kernels = find_kernels() if self.is_large and not self.is_half else None
         if self.is_half:
             weight = to_rounded(weight)
         elif kernels is not None and self.outputs % kernels.lanes == 0:
@@ -84,15 +83,16 @@ class Joined:
 
 def to_rounded(weight: Tensor) -> Tensor:
     """A matrix [out, in] for `multiply_rounded`."""
-    is_even = weight.shape[0] % HALF_LANES == 0 and weight.shape[1] % 2 == 0
+    is_even = weight.shape[1] % 2 == 0
     return to_half_panels(weight) if is_even and load_half_product() is not None else weight.bfloat16()
 
 
-def multiply_rounded(inputs: Tensor, weight: Tensor) -> Tensor:
-    """inputs [N, in] times what `to_rounded` made, both in bfloat16 → [N, out] in float32."""
+def multiply_rounded(inputs: Tensor, weight: Tensor, outputs: int) -> Tensor:
+    """inputs [N, in] times what `to_rounded` made of a matrix with so many outputs, both in bfloat16 →
+    [N, out] in float32; without the kernel sums are rounded as well."""
     product = load_half_product() if weight.ndim == 4 else None
     if product is not None:
-        return multiply_halves(product, inputs.float().contiguous(), weight)
+        return multiply_halves(product, inputs.float().contiguous(), weight)[:, :outputs]
     return nn.functional.linear(inputs.bfloat16(), weight).float()
 
 

@@ -42,17 +42,15 @@ class TokenLogprobs(torch.autograd.Function):
         matrix = lay_out(weight, hidden)
         # One chunk of float32, or four of which each number takes half and will be rounded anyway.
         is_kept = has_backward and len(targets) <= (4 if hidden.dtype == torch.bfloat16 else 1) * chunk
-        ctx.kept = [] if is_kept else None
+        kept: list[Tensor | None] = []
         for part in split(len(targets), chunk):
-            logits = make_logits(hidden[part], matrix, bias, temperature)
-            kept = hidden.dtype if is_kept else torch.float32
-            found = weigh(logits, targets[part], kept)
+            logits = make_logits(hidden[part], matrix, len(weight), bias, temperature)
+            found = weigh(logits, targets[part], hidden.dtype if is_kept else None)
             logprobs[part], sums[part], entropy[part], probabilities = found
-            if ctx.kept is not None:
-                ctx.kept.append(probabilities)
+            kept.append(probabilities)
             del logits, found, probabilities  # before the next ones are made
         ctx.save_for_backward(hidden, weight, bias, targets, sums, logprobs)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.kept = temperature, chunk, kept if is_kept else None
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -63,7 +61,7 @@ class TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        kept: list[Tensor] | None = ctx.kept
+        kept, ctx.kept = ctx.kept, None  # used up; a second pass computes them again
         matrix = lay_out(weight, hidden) if kept is None else None
         turned = weight.to(hidden.dtype).t()
         for part in split(len(targets), ctx.chunk):
@@ -71,7 +69,7 @@ class TokenLogprobs(torch.autograd.Function):
                 probabilities = kept.pop(0)
             else:
                 assert matrix is not None
-                logits = make_logits(hidden[part], matrix, bias, ctx.temperature)
+                logits = make_logits(hidden[part], matrix, len(weight), bias, ctx.temperature)
                 probabilities = logits.sub_(sums[part, None]).exp_()
                 del logits
             pulled = grad[part, None] / ctx.temperature
@@ -80,9 +78,10 @@ class TokenLogprobs(torch.autograd.Function):
             pull = probabilities.mul_(-pulled).scatter_(1, targets[part, None], left).to(hidden.dtype)
             grad_hidden[part] = multiply_many(pull, turned)
             if grad_weight is not None:
-                grad_weight.addmm_(
-                    pull.T, hidden[part]
-                ) if pull.dtype == grad_weight.dtype else grad_weight.add_(pull.T @ hidden[part])
+                if pull.dtype == grad_weight.dtype:
+                    grad_weight.addmm_(pull.T, hidden[part])
+                else:
+                    grad_weight.add_(pull.T @ hidden[part])
             if grad_bias is not None:
                 grad_bias.add_(pull.sum(0))
             del probabilities, pull
@@ -102,18 +101,22 @@ def lay_out(weight: Tensor, hidden: Tensor) -> Tensor:
     return to_rounded(weight) if is_rounded(hidden) else weight.to(hidden.dtype)
 
 
-def make_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def make_logits(
+    hidden: Tensor, matrix: Tensor, outputs: int, bias: Tensor | None, temperature: float
+) -> Tensor:
     if is_rounded(hidden):
-        logits = multiply_rounded(hidden, matrix)
+        logits = multiply_rounded(hidden, matrix, outputs)
         logits = logits if bias is None else logits.add_(bias)
     else:
         logits = multiply_many(hidden, matrix, None if bias is None else bias.to(hidden.dtype)).float()
     return logits if temperature == 1 else logits.div_(temperature)
 
 
-def weigh(logits: Tensor, targets: Tensor, kept: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def weigh(
+    logits: Tensor, targets: Tensor, kept: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Logits [M, V] in float32, which are used up → log-probabilities of the targets, log-sums and entropies,
-    [M] each, and all probabilities in the type asked for."""
+    [M] each, and all probabilities in the type asked for, if any."""
     kernel = load_kernel() if logits.device.type == "cpu" and len(targets) else None
     if kernel is not None:
         return weigh_rows(kernel, logits, targets, kept)
@@ -123,12 +126,13 @@ def weigh(logits: Tensor, targets: Tensor, kept: torch.dtype) -> tuple[Tensor, T
     total = weights.sum(-1, keepdim=True)
     sums = (top + total.log())[:, 0]
     weights.div_(total)
-    return chosen - sums, sums, sums - logits.mul_(weights).sum(-1), weights.to(kept)
+    entropy = sums - logits.mul_(weights).sum(-1)
+    return chosen - sums, sums, entropy, None if kept is None else weights.to(kept)
 
 
 def weigh_rows(
-    kernel: Callable[..., int], logits: Tensor, targets: Tensor, kept: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kernel: Callable[..., int], logits: Tensor, targets: Tensor, kept: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The same by `c/logits.c`."""
     logits, targets = logits.contiguous(), targets.contiguous()
     count, size = logits.shape
@@ -136,8 +140,9 @@ def weigh_rows(
     rounded = torch.empty_like(logits, dtype=kept) if kept == torch.bfloat16 else None
     tensors = (logits, targets, logprobs, sums, entropy, rounded)
     places = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    share(lambda _, first, last: kernel(*places, size, first, last), count)
-    return logprobs, sums, entropy, logits.to(kept) if rounded is None else rounded
+    share(lambda _, first, last: kernel(*places, kept is not None, size, first, last), count)
+    probabilities = rounded if rounded is not None or kept is None else logits.to(kept)
+    return logprobs, sums, entropy, probabilities
 
 
 @cache
@@ -145,7 +150,7 @@ def load_kernel() -> Callable[..., int] | None:
     library = compile_source("logits.c")
     if library is None:
         return None
-    kernel = find_function(library, "weigh", 6, *[ctypes.c_size_t] * 3)
+    kernel = find_function(library, "weigh", 6, *[ctypes.c_size_t] * 4)
     return kernel if is_right(kernel) else None
 
 
@@ -162,6 +167,7 @@ def is_right(kernel: Callable[..., int]) -> bool:
                 (sums, logits.logsumexp(-1)),
                 (entropy, -(expected.exp() * expected).sum(-1)),
             ]
+            assert weights is not None
             is_near = all(torch.allclose(one, other, atol=1e-5) for one, other in pairs)
             if not (is_near and torch.allclose(weights.float(), expected.exp(), rtol=1e-2, atol=1e-5)):
                 return False

@@ -99,7 +99,10 @@ class TreePlan:
     def __init__(self, tree: Tree, device: torch.device) -> None:
         self.tree, self.device = tree, device
         self.inner = [node for node in tree.nodes if node.below > node.stop]
-        self.blocks = [self._block(nodes) for nodes in group_by_length(tree.nodes)]
+
+    @cached_property
+    def blocks(self) -> list[CausalBlock]:
+        return [self._block(nodes) for nodes in group_by_length(self.tree.nodes)]
 
     def _block(self, nodes: Sequence[Node]) -> CausalBlock:
         starts = torch.tensor([node.start for node in nodes], device=self.device)[:, None]

@@ -86,17 +86,19 @@ def backpropagate_paths(
     require(
         output.shape == grad.shape == query.shape and sums.shape == query.shape[:2], "gradients that differ"
     )
-    threads = torch.get_num_threads()
+    # Pieces go head after head, and with no more threads than heads neighbours alone can meet in one: two
+    # places to add up in are enough, and the sum does not depend on who comes first.
+    threads = min(torch.get_num_threads(), key.shape[1])
     grad_query = torch.empty_like(query)
-    grad_key, grad_value = (tensor.new_zeros(threads, *tensor.shape) for tensor in (key, value))
+    grad_key, grad_value = (tensor.new_zeros(min(threads, 2), *tensor.shape) for tensor in (key, value))
 
     def work(part: int, first: int, last: int) -> int:
-        grads = (grad_query, grad_key[part], grad_value[part])
+        grads = (grad_query, grad_key[part % 2], grad_value[part % 2])
         places = [tensor.data_ptr() for tensor in (*given, *grads)] + paths.addresses()
         return kernels.backpropagate(*places, *sizes, scaling, first, last)
 
     count = paths.count(BLOCK * kernels.lanes, query.shape[1] // key.shape[1], key.shape[1])
-    share(work, count)
+    share(work, count, most=threads)
     grad_key, grad_value = (tensor[0] if threads == 1 else tensor.sum(0) for tensor in (grad_key, grad_value))
     return grad_query, grad_key, grad_value
 
@@ -115,7 +117,8 @@ def find_sizes(
 def find_tree_kernels(query: Tensor, key: Tensor, value: Tensor) -> TreeKernels | None:
     """The kernels for these, [N, heads, D] each, where they fit. Numbers that the processor cannot multiply
     can be made float32."""
-    if query.device.type != "cpu" or key.shape != value.shape or not len(query):
+    is_narrow = query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if query.device.type != "cpu" or not is_narrow or key.shape != value.shape or not len(query):
         return None
     kernels = load_tree_kernels(is_half=True) if query.dtype == torch.bfloat16 else None
     kernels = kernels or load_tree_kernels(is_half=False)

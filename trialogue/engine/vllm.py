@@ -39,7 +39,7 @@ class VllmEngine:
     """A `TorchEngine` that trains, and a vLLM server that samples with its weights.
 
     The server is started with `--logprobs-mode processed_logprobs` and VLLM_SERVER_DEV_MODE=1, from the
-    folder training begins with, in the precision training has: bfloat16 on a GPU, float32 on a CPU."""
+    folder training begins with, in the precision training has: `learner.precision`."""
 
     def __init__(self, trainer: TorchEngine, url: str, folder: Path) -> None:
         self.trainer, self.folder = trainer, folder.resolve()

@@ -17,10 +17,10 @@ static lanes load_some(const float *from, size_t count)
 }
 
 /* Of each row of logits [rows, count] the log-probability of its target, the log of its sum and its entropy; the
-   logits become probabilities, which go to `rounded` in bfloat16 if it is there. Only the rows from `first` on and
-   before `last`. 0 when all went well. */
+   logits are used up, and if `is_kept` become probabilities, which go to `rounded` in bfloat16 if it is there. Only
+   the rows from `first` on and before `last`. 0 when all went well. */
 int weigh(float *logits, const int64_t *targets, float *logprobs, float *sums, float *entropies,
-          uint16_t *rounded, size_t count, size_t first, size_t last)
+          uint16_t *rounded, size_t is_kept, size_t count, size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++) {
         float *line = logits + row * count, target = line[targets[row]], most, total = 0, mean = 0;
@@ -49,19 +49,18 @@ int weigh(float *logits, const int64_t *targets, float *logprobs, float *sums, f
         sums[row] = most + logf(total);
         logprobs[row] = target - sums[row];
         entropies[row] = logf(total) - mean / total;
+        if (!is_kept)
+            continue;
         float share = 1.0f / total;
         for (size_t i = 0; i < count; i += LANES) {
             if (count - i < LANES)
                 for (size_t lane = i; lane < count; lane++) {
                     line[lane] *= share;
-                    uint32_t bits;
-                    memcpy(&bits, line + lane, sizeof bits);
                     if (rounded)
-                        rounded[row * count + lane] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+                        rounded[row * count + lane] = to_half(line[lane]);
                 }
             else if (rounded) {
-                whole bits = (whole)(load(line + i) * share);
-                bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+                whole bits = to_halves(load(line + i) * share);
                 *(halves *)(rounded + row * count + i) = __builtin_convertvector(bits, halves);
             } else
                 store(line + i, load(line + i) * share);

@@ -1,5 +1,5 @@
-/* Vectors of the machine, and tiles: a few rows times a few lanes of a matrix, with all sums in registers. All
-   that is computed here is made of tiles. Compiled with PAIRS, the numbers that are multiplied are bfloat16, two
+/* Vectors of the machine, and tiles: a few rows times a few lanes of a matrix, with all sums in registers. What is
+   large is made of tiles. Compiled with PAIRS, the numbers that are multiplied are bfloat16, two
    to a unit; sums are float32 either way. */
 #include <stddef.h>
 #include <stdint.h>
@@ -33,7 +33,8 @@ static inline lanes choose(whole where, lanes one, lanes other)
 static inline lanes power(lanes x)
 {
     const float round = 12582912.0f; /* 1.5 * 2^23: what is added to it loses its fraction */
-    whole counts = ~(x < -87.0f); /* what is no number stays none */
+    lanes given = x;
+    x = choose(x < -87.0f, (lanes){0} - 87.0f, x);
     lanes shifted = x * 1.44269504f + round, n = shifted - round;
     lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
     lanes p = 1.3888889e-3f * r + 8.3333333e-3f;
@@ -42,7 +43,21 @@ static inline lanes power(lanes x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    return (lanes)(((whole)p + ((whole)shifted << 23)) & counts);
+    lanes found = (lanes)(((whole)p + ((whole)shifted << 23)) & ~(given < -87.0f));
+    return choose(given != given, given, found); /* what is no number stays none */
+}
+
+/* To bfloat16: the nearest, of two the even one; what is no number stays none. */
+static inline uint32_t to_half(float number)
+{
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return number != number ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+static inline whole to_halves(lanes numbers)
+{
+    whole bits = (whole)numbers, none = numbers != numbers;
+    return (none & 0x7fc0) | (~none & ((bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff));
 }
 
 /* -- units: what one step of a product takes from each row and each lane -------------------------------- */
@@ -55,20 +70,8 @@ static inline lanes power(lanes x)
 #define NUMBERS 2
 typedef uint32_t unit;
 typedef whole units;
-static inline uint32_t to_half(float number)
-{
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; /* to the nearest, of two the even one */
-}
 static inline unit join(float first, float second) { return to_half(first) | to_half(second) << 16; }
-static inline units join_lanes(lanes first, lanes second)
-{
-    whole one = (whole)first, other = (whole)second;
-    one = (one + 0x7fff + (one >> 16 & 1)) >> 16 & 0xffff;
-    other = (other + 0x7fff + (other >> 16 & 1)) & (int)0xffff0000;
-    return one | other;
-}
+static inline units join_lanes(lanes first, lanes second) { return to_halves(first) | to_halves(second) << 16; }
 static inline lanes add_product(lanes sum, unit row, units line)
 {
     return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)row), (__m512bh)line);

@@ -18,7 +18,7 @@ TILE(8)
 #define SQUARE tile_8
 #endif
 
-/* Keys [KEYS][LANES of queries] times queries [LANES][lanes of a matrix], for `tiles` tiles of queries: the
+/* Keys [LANES][LANES of queries] times queries [LANES][lanes of a matrix], for `tiles` tiles of queries: the
    rows lie one below the other, LANES / NUMBERS units apart, the tiles `apart` units. */
 static void across(const unit *rows, size_t apart, size_t tiles, const unit *matrix, size_t stride,
                    float *output, size_t outputs)
@@ -228,6 +228,8 @@ static void to_slopes(const float *scores, float *drawn, lanes sums, lanes means
         }
 #ifdef PAIRS
         store_units(along + k / 2 * LANES, join_lanes(slope[0], slope[1]));
+#else
+        (void)along; /* one layout serves both */
 #endif
     }
 }
@@ -280,7 +282,7 @@ static void backpropagate_block(const tree *t, const float *query, const float *
 #ifdef PAIRS
             const unit *slopes = w->slopes_along;
 #else
-            const unit *slopes = w->slopes; /* one layout serves both */
+            const unit *slopes = w->slopes;
 #endif
             for (size_t d = 0; d < width; d += LANES) {
                 for (size_t i = 0; i < tiles; i++)
