@@ -209,7 +209,8 @@ def load_half_product() -> Callable[..., int] | None:
     if library is None:
         return None
     product = find_function(library, "product", 3, *[ctypes.c_size_t] * 5)
-    return product if is_right(product) else None
+    is_fit = ctypes.c_size_t.in_dll(library, "lanes_of_a_vector").value == HALF_LANES
+    return product if is_fit and is_right(product) else None
 
 
 def is_right(product: Callable[..., int]) -> bool:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from trialogue.engine.kernels import compile_source, find_function, refuse_unreadable, require, share
 
-BLOCK = 4  # tiles of queries in a piece of work of the backward pass, as in `c/tree.c`
 WIDEST = 16  # lanes of any vector: what nodes are padded to
 
 
@@ -29,6 +28,8 @@ class TreeKernels:
     attend: Callable[..., int]
     backpropagate: Callable[..., int]
     lanes: int
+    block: int
+    """Queries in a piece of work of the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def backpropagate_paths(
         places = [tensor.data_ptr() for tensor in (*given, *grads)] + paths.addresses()
         return kernels.backpropagate(*places, *sizes, scaling, first, last)
 
-    count = paths.count(BLOCK * kernels.lanes, query.shape[1] // key.shape[1], key.shape[1])
+    count = paths.count(kernels.block, query.shape[1] // key.shape[1], key.shape[1])
     share(work, count, most=threads)
     grad_key, grad_value = (tensor[0] if threads == 1 else tensor.sum(0) for tensor in (grad_key, grad_value))
     return grad_query, grad_key, grad_value
@@ -135,6 +136,7 @@ def load_tree_kernels(*, is_half: bool) -> TreeKernels | None:
         find_function(library, "attend_tree", 10, *sizes),
         find_function(library, "backpropagate_tree", 14, *sizes),
         ctypes.c_size_t.in_dll(library, "lanes_of_a_vector").value,
+        ctypes.c_size_t.in_dll(library, "queries_of_a_block").value,
     )
     return kernels if are_right(kernels, 2e-2 if is_half else 1e-5) else None
 

@@ -8,6 +8,7 @@
 
 #define BLOCK 4 /* tiles of queries that are worked on together in the backward pass */
 #define CHUNK (4 * LANES) /* and keys */
+const size_t queries_of_a_block = BLOCK * LANES;
 #define NOTHING -1e30f
 
 #if LANES == 16
