@@ -35,7 +35,7 @@ def show(value: float | None) -> str:
 
 def to_table(figures: list[Figure]) -> str:
     lines = [
-        "| what | ours | theirs | times better (range) | against | bound (ours is … times that) | by | n |"
+        "| what | ours | theirs | times better (range) | against | bound (times away) | by | n |"
     ]
     lines.append("| --- | ---: | ---: | ---: | --- | ---: | --- | ---: |")
     for one in figures:
@@ -110,7 +110,7 @@ def main() -> None:
         "--quick", action="store_true", help="tiny sizes, to see that it works; writes nothing"
     )
     parser.add_argument(
-        "--repetitions", type=int, default=5, help="alternating repetitions; 3 where one takes minutes"
+        "--repetitions", type=int, default=5, help="alternating repetitions, 5 by default; at most 3 where one takes minutes"
     )
     parser.add_argument("--model", help="folder of the model; SmolLM2 from its package where left out")
     parser.add_argument("--trl-python", dest="trl", help="Python of an environment with TRL")
@@ -166,7 +166,9 @@ def main() -> None:
             if not given.quick:
                 known[name] = put(figure, known.get(name, []))
                 write(known)
-        if fresh and not (given.quick or given.only or given.against):
+        if not fresh and (given.only or given.against or given.precision):
+            print(f"{name}: nothing of it is what --only, --against and --precision ask for")
+        if fresh and not (given.quick or given.only or given.against or given.precision):
             known[name] = fresh  # names that nobody measures any more go
             write(known)
 

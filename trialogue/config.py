@@ -218,8 +218,8 @@ class Learner(Section):
     device: str = "auto"
     """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What products are computed of, while weights and moments stay float32: auto is bfloat16 on a GPU and
-    float32 on a CPU, where only processors with AVX512_BF16 are faster with the other."""
+    """Of the numbers that are multiplied, while weights and moments stay float32: auto is bfloat16 on a GPU
+    and float32 on a CPU, where bfloat16 needs AVX512_BF16 and is faster with it."""
     gradient_checkpointing: bool = False
     """Trade time for memory in the update."""
     micro_batch_tokens: int = Field(default=16384, ge=16)

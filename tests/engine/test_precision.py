@@ -79,7 +79,7 @@ async def test_what_is_sampled_is_what_is_learned_from(kind, vocabulary, open_en
 
 def test_a_processor_without_the_arithmetic_is_told(make_model, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    with pytest.raises(EngineError, match=r"AVX512_BF16.*float32"):
+    with pytest.raises(EngineError, match=r"AVX512_BF16.*learner.precision=float32"):
         TorchEngine(make_model("llama"), EngineSettings(device="cpu", precision="bfloat16"))
 
 

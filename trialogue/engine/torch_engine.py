@@ -350,8 +350,8 @@ def is_rounded(precision: Precision, device: torch.device) -> bool:
     times slower with it."""
     if precision == "bfloat16" and device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
         raise EngineError(
-            "on a CPU bfloat16 needs a processor with AVX512_BF16, which this one is not: set the precision "
-            "to float32"
+            "on a CPU bfloat16 needs a processor with AVX512_BF16, which this one is not: set "
+            "learner.precision=float32"
         )
     return precision == "bfloat16" or (precision == "auto" and device.type != "cpu")
 
