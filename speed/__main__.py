@@ -34,9 +34,7 @@ def show(value: float | None) -> str:
 
 
 def to_table(figures: list[Figure]) -> str:
-    lines = [
-        "| what | ours | theirs | times better (range) | against | bound (times away) | by | n |"
-    ]
+    lines = ["| what | ours | theirs | times better (range) | against | bound (times away) | by | n |"]
     lines.append("| --- | ---: | ---: | ---: | --- | ---: | --- | ---: |")
     for one in figures:
         theirs = "–" if one.theirs is None else show(one.theirs)
@@ -110,7 +108,10 @@ def main() -> None:
         "--quick", action="store_true", help="tiny sizes, to see that it works; writes nothing"
     )
     parser.add_argument(
-        "--repetitions", type=int, default=5, help="alternating repetitions, 5 by default; at most 3 where one takes minutes"
+        "--repetitions",
+        type=int,
+        default=5,
+        help="alternating repetitions, 5 by default; at most 3 where one takes minutes",
     )
     parser.add_argument("--model", help="folder of the model; SmolLM2 from its package where left out")
     parser.add_argument("--trl-python", dest="trl", help="Python of an environment with TRL")
