@@ -111,7 +111,7 @@ def main() -> None:
         "--repetitions",
         type=int,
         default=5,
-        help="alternating repetitions, 5 by default; at most 3 where one takes minutes",
+        help="alternating repetitions, 5 by default",
     )
     parser.add_argument("--model", help="folder of the model; SmolLM2 from its package where left out")
     parser.add_argument("--trl-python", dest="trl", help="Python of an environment with TRL")
@@ -155,7 +155,6 @@ def main() -> None:
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {rates['flops'] / 1e9:.0f} GFLOP/s, "
         f"{rates['bytes'] / 1e9:.0f} GB/s"
     )
-    known = read_results(RESULTS)
     for name in chosen:
         print(f"== {name}", flush=True)
         figures: Iterable[Figure] = import_module(f"speed.{name}").measure(options)
@@ -165,13 +164,12 @@ def main() -> None:
             refuse_impossible(figure)
             fresh.append(figure)
             if not given.quick:
-                known[name] = put(figure, known.get(name, []))
-                write(known)
+                known = read_results(RESULTS)  # others may measure something else meanwhile
+                write({**known, name: put(figure, known.get(name, []))})
         if not fresh and (given.only or given.against or given.precision):
             print(f"{name}: nothing of it is what --only, --against and --precision ask for")
         if fresh and not (given.quick or given.only or given.against or given.precision):
-            known[name] = fresh  # names that nobody measures any more go
-            write(known)
+            write({**read_results(RESULTS), name: fresh})  # names that nobody measures any more go
 
 
 if __name__ == "__main__":

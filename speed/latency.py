@@ -195,14 +195,11 @@ def measure(options: Options) -> list[Figure]:
         against = "one user call after the other (sum of the waits, computed)"
         return [*figures, compare(name, "s", pairs, against, bound=bound, bounded_by=by)]
     settings = {"folder": options.model, "conversations": conversations, "pace": pace}
-    for rounds, against, repetitions in (
-        (False, "TRL's tool loop", 1),  # it takes minutes, and always the sum of the waits
-        (True, "TRL, rollout_func in rounds", options.repetitions),
-    ):
+    for rounds, against in ((False, "TRL's tool loop"), (True, "TRL, rollout_func in rounds")):
         with Part("latency", "TRL", options.trl, **settings, rounds=rounds) as part:
-            theirs = [part.run() for _ in range(repetitions)]
+            theirs = [part.run() for _ in found]
         assert all(one["conversations"] == conversations for one in theirs)
-        pairs = [(ours[0], other["seconds"]) for ours, other in zip(found, theirs, strict=False)]
+        pairs = [(ours[0], other["seconds"]) for ours, other in zip(found, theirs, strict=True)]
         versions = join_versions({"versions": find_versions()}, theirs[0], "TRL")
         against = against.replace("TRL", f"TRL {versions['trl']}", 1)
         figures.append(compare(name, "s", pairs, against, bound=bound, bounded_by=by, versions=versions))

@@ -1,7 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
 """Sampling on SmolLM2-135M: 32 conversations of 6 turns that share their first 500 or 2,000 tokens, and plain
-batches of 1, 8 and 32.
+batches of 1, 8 and 32. Beside transformers only the first 2 turns are held: later ones are longer, and it is
+the slower the longer they are.
 
 Every side gets the same token ids in and gives the same number out; a peer keeps of earlier turns what it can
 keep: transformers' `generate` nothing, its continuous batching and vLLM what their prefix caches hold, the
@@ -32,6 +33,7 @@ from speed.measure import (
 from speed.step import BODY, EMBEDDING, make_prompt
 
 OWN, OBSERVED = 24, 24  # tokens of a conversation's own first message, and after each reply but the last
+TURNS, FIRST = 6, 2  # of a conversation, and the first of them, which is enough for peers that take minutes
 CACHED = 2 * 30 * 3 * 64  # numbers that SmolLM2 keeps of a token: keys and values, layers, heads, width
 RUNS = count()
 
@@ -228,7 +230,9 @@ Peer = tuple[str, str | None, dict[str, Any]]  # name of the part, its Python, s
 
 def measure(options: Options) -> Iterator[Figure]:
     assert options.model is not None
-    talks: list[Case] = [(64, 3, 2, 4)] if options.quick else [(500, 32, 6, 32), (2000, 32, 6, 32)]
+    talks: list[Case] = [(64, 3, turns, 4) for turns in (TURNS, FIRST)]
+    if not options.quick:
+        talks = [(prompt, 32, turns, 32) for prompt in (500, 2000) for turns in (TURNS, FIRST)]
     plain: list[Case] = [(8, 2, 1, 4)] if options.quick else [(8, size, 1, 128) for size in (1, 8, 32)]
     generate: Peer = ("transformers generate", None, {})
     slow: list[Peer] = [generate, ("transformers continuous batching", None, {})]
@@ -249,14 +253,9 @@ def measure(options: Options) -> Iterator[Figure]:
     for precision in find_precisions(options):
         rates = find_rates(precision)
         for case in (*talks, *plain):
-            if not options.wants(tell(case, precision)):
-                continue
-            made = partial(match, case, precision, folder=options.model, rates=rates)
-            if case in plain:
-                yield from made(alike, options.repetitions)
-            else:
-                yield from made(quick, options.repetitions)
-                yield from made(slow, min(3, options.repetitions))  # minutes each
+            peers = alike if case in plain else slow if case[2] < TURNS else quick
+            if options.wants(tell(case, precision)):
+                yield from match(case, precision, peers, options.repetitions, options.model, rates)
 
 
 def tell(case: Case, precision: str) -> str:

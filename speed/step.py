@@ -236,7 +236,7 @@ def measure(options: Options) -> Iterator[Figure]:
                 partial(Part, "step", "ours", **settings),
                 partial(Part, "step", "TRL", options.trl, **settings),
             ],
-            min(3, options.repetitions) if is_long else options.repetitions,
+            options.repetitions,
             anew=True,
         )
         rows = list(zip(ours, theirs, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trialogue.engine import between, kernels, logits, tree_kernels
+from trialogue.engine import kernels, layers, logits, tree_kernels
 from trialogue.engine.tree import Tree, TreeAttention, TreePlan, grow_tree
 from trialogue.engine.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
 
@@ -98,7 +98,7 @@ def test_half_as_wide_vectors_compute_the_same(monkeypatch):
     load(is_half=False)
     native = kernels.compile_source
     narrow = lambda name, *flags: native(name, *flags, "-march=haswell")  # noqa: E731
-    for module in (kernels, tree_kernels, logits, between):
+    for module in (kernels, tree_kernels, logits, layers):
         monkeypatch.setattr(module, "compile_source", narrow)
     found = kernels.load_kernels.__wrapped__()
     assert found is not None
@@ -106,7 +106,8 @@ def test_half_as_wide_vectors_compute_the_same(monkeypatch):
     assert tree_kernels.load_tree_kernels.__wrapped__(is_half=False).lanes == 8
     assert tree_kernels.load_tree_kernels.__wrapped__(is_half=True) is None  # no such arithmetic
     assert logits.load_kernel.__wrapped__() is not None
-    assert between.load_between.__wrapped__() is not None
+    for numbers in (torch.float32, torch.bfloat16):
+        assert layers.load_layer_kernels.__wrapped__(numbers) is not None
 
 
 def test_wider_numbers_are_left_to_torch():

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from trialogue.engine.fused import Fused, convolve, fuse
 from trialogue.engine.kernels import FEW_ROWS
+from trialogue.engine.layers import find_layer_kernels
 from trialogue.engine.linear import compute_linear, suits_onednn
 from trialogue.errors import EngineError
 
@@ -62,7 +63,8 @@ class Wiring:
         self.model = model
         self.compute: torch.dtype | None = None  # autocast to this type
         self.plan: Plan | None = None
-        self.fused: Fused | None = None  # the sampler's shorter way
+        self.fused: Fused | None = None  # the shorter way
+        self.recomputes = False  # layer by layer in the backward pass, as transformers does
         self.root: Any = None  # where weights are sharded: the module whose forward pass brings them together
         self._inside = False
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
@@ -128,8 +130,12 @@ class Wiring:
         return self.call(self._hidden, tokens, positions)
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        if self.fused is not None and self.plan is not None and torch.is_inference_mode_enabled():
-            return self.fused.hidden(tokens, positions, self.plan)
+        if self.fused is not None and self.plan is not None:
+            if torch.is_inference_mode_enabled():
+                return self.fused.hidden(tokens, positions, self.plan)
+            kernels = None if self.recomputes else find_layer_kernels(self.numbers)
+            if kernels is not None:
+                return self.fused.learn(tokens, positions, self.plan, kernels)
         with self._autocast(tokens.device.type):
             output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
@@ -175,13 +181,16 @@ class Wiring:
         count = FEW_ROWS + 1
         tokens = torch.arange(count) % self.vocabulary
         last = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or count
+        kernels = find_layer_kernels(torch.float32)
         for positions in (torch.arange(count), torch.linspace(0, last - 1, count).long()):
             with torch.no_grad(), self.using(Recorder()):
                 expected = self.hidden(tokens, positions)
-                found = fused.hidden(tokens, positions, Recorder())
+                found = [fused.hidden(tokens, positions, Recorder())]
+                if kernels is not None:
+                    found.append(fused.learn(tokens, positions, Recorder(), kernels))
             # Token by token: single numbers near zero carry the rounding of those that are large.
-            apart = (found - expected).norm(dim=1) / expected.norm(dim=1)
-            if not bool((apart < 1e-4).all()):
+            apart = [(one - expected).norm(dim=1) / expected.norm(dim=1) for one in found]
+            if not bool((torch.cat(apart) < 1e-4).all()):
                 return False
         return True
 

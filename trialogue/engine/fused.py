@@ -1,12 +1,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportPrivateUsage=false
-"""A sampler's forward pass in few operations, for models of the kinds of Llama and LFM2 on a CPU.
+"""A forward pass in few operations on a CPU, to sample and to learn, for models of Llama's and LFM2's kinds.
 
 A decoding step of a small model is some hundred small products; transformers' modules surround them with ten
 thousand tiny operations, which take a quarter of the time and more. Here the same layers are computed with
 one product for query, key and value, one for both halves of the feed-forward layer, and one operation for
-each norm. Which models this holds for is not read from a list: layers must have the parts named below and no
-other, and the whole must compute what the model itself computes.
+each norm. An update goes the same way through parts whose gradients are written out (`layers`). Which models
+this holds for is not read from a list: layers must have the parts named below and no other, and the whole
+must compute what the model itself computes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trialogue.engine.between import find_between, gate, normalize, rotate
-from trialogue.engine.linear import Joined
+from trialogue.engine.layers import (
+    GatedProduct,
+    LayerKernels,
+    Normed,
+    NormedProduct,
+    Turned,
+    find_layer_kernels,
+    gate,
+    normalize,
+    turn_apart,
+)
+from trialogue.engine.linear import Joined, compute_product
 
 if TYPE_CHECKING:
     from trialogue.engine.attention import Plan
@@ -91,7 +102,20 @@ class Norm:
         self.module, self.eps = module, module.variance_epsilon
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return normalize(hidden, self.module.weight, self.eps, find_between(len(hidden)))
+        weight, kernels = self.module.weight, find_layer_kernels(torch.float32)
+        if kernels is None:
+            return nn.functional.rms_norm(hidden, weight.shape, weight, self.eps)
+        return normalize(kernels, hidden.contiguous(), weight, self.eps)[0]
+
+    def learn(self, hidden: Tensor, kernels: LayerKernels) -> Tensor:
+        flat = hidden.float().flatten(0, -2).contiguous()
+        return cast(Tensor, Normed.apply(flat, self.module.weight, self.eps, kernels)).view(hidden.shape)
+
+    def multiply(self, hidden: Tensor, product: Joined, kernels: LayerKernels) -> Tensor:
+        """The norm times weights, to learn from."""
+        weight, bias = product.join(kernels.numbers)
+        found = NormedProduct.apply(hidden, self.module.weight, weight, bias, self.eps, kernels)
+        return cast(Tensor, found)
 
 
 class Attention:
@@ -105,19 +129,42 @@ class Attention:
         self.norms = [Norm(getattr(module, name)) for name in names.head_norms if hasattr(module, name)]
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        both = self.joined(hidden).view(len(hidden), -1, self.width)
-        value = both[:, self.heads + self.kept :]
-        both = both[:, : self.heads + self.kept]
+        joined = self.joined(hidden).view(len(hidden), -1, self.width)
         if self.norms:
-            parts = both.split([self.heads, self.kept], 1)
-            both = torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], 1)
-        turned = rotate(both, *rotation, find_between(len(both))).transpose(0, 1)
-        query, key = turned[: self.heads], turned[self.heads :]
-        output = plan.attend(self.layer, query, key, value.transpose(0, 1), self.scaling)
+            *parts, value = joined.split([self.heads, self.kept, self.kept], 1)
+            parts = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
+            joined = torch.cat([*parts, value], 1)
+        apart = turn(joined.contiguous(), rotation, self.heads)
+        query, key, value = (tensor.transpose(0, 1) for tensor in apart)
+        output = plan.attend(self.layer, query, key, value, self.scaling)
         return self.output(output.reshape(len(hidden), -1))
+
+    def learn(
+        self, hidden: Tensor, norm: Norm, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
+    ) -> Tensor:
+        joined = norm.multiply(hidden, self.joined, kernels).view(len(hidden), -1, self.width)
+        if self.norms:
+            *parts, value = joined.split([self.heads, self.kept, self.kept], 1)
+            parts = [norm.learn(part, kernels) for norm, part in zip(self.norms, parts, strict=True)]
+            joined = torch.cat([*parts, value], 1)
+        apart = cast("tuple[Tensor, ...]", Turned.apply(joined, *rotation, self.heads, kernels))
+        query, key, value = (tensor.transpose(0, 1) for tensor in apart)
+        output = plan.attend(self.layer, query, key, value, self.scaling)
+        return compute_product(output.flatten(1), *self.output.join(kernels.numbers))
 
     def products(self) -> list[Joined]:
         return [self.joined, self.output]
+
+
+def turn(joined: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values out of [N, heads + 2 * kept, width], the first two turned by their angles."""
+    kernels, (cosine, sine) = find_layer_kernels(torch.float32), rotation
+    if kernels is not None:
+        return turn_apart(kernels, joined, cosine, sine, heads)
+    kept, width = (joined.shape[1] - heads) // 2, joined.shape[2]
+    both, value = joined.split([heads + kept, kept], 1)
+    turned = (both * cosine).addcmul_(both.roll(width // 2, 2), sine)
+    return *turned.split([heads, kept], 1), value
 
 
 class Convolution:
@@ -127,6 +174,12 @@ class Convolution:
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
         return self.output(convolve(self.taps, self.layer, self.into(hidden), plan))
+
+    def learn(
+        self, hidden: Tensor, norm: Norm, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
+    ) -> Tensor:
+        mixed = convolve(self.taps, self.layer, norm.multiply(hidden, self.into, kernels), plan)
+        return compute_product(mixed.to(kernels.numbers), *self.output.join(kernels.numbers))
 
     def products(self) -> list[Joined]:
         return [self.into, self.output]
@@ -164,10 +217,26 @@ class Layer:
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
         hidden = self.mixer(self.before(hidden), rotation, plan).add_(hidden)
         both = self.halves(self.after(hidden))
-        return self.feed(gate(both, find_between(len(both)))).add_(hidden)
+        return self.feed(open_gate(both)).add_(hidden)
+
+    def learn(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
+    ) -> Tensor:
+        hidden = hidden + self.mixer.learn(hidden, self.before, rotation, plan, kernels)
+        both = self.after.multiply(hidden, self.halves, kernels)
+        return hidden + cast(Tensor, GatedProduct.apply(both, *self.feed.join(kernels.numbers), kernels))
 
     def products(self) -> list[Joined]:
         return [*self.mixer.products(), self.halves, self.feed]
+
+
+def open_gate(both: Tensor) -> Tensor:
+    """Both halves of a feed-forward layer [N, 2 * width] → silu of the first times the second [N, width]"""
+    kernels = find_layer_kernels(torch.float32)
+    if kernels is not None:
+        return gate(kernels, both.contiguous())
+    first, second = both.chunk(2, 1)
+    return nn.functional.silu(first).mul_(second)
 
 
 class Fused:
@@ -187,12 +256,24 @@ class Fused:
 
     def hidden(self, tokens: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         hidden = self.embed(tokens)
-        cosine, sine = self.angles(hidden[None], position_ids=positions[None])
-        first, second = sine[0].chunk(2, 1)
-        rotation = cosine[0][:, None], torch.cat([-first, second], 1)[:, None]
+        rotation = self.find_rotation(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, rotation, plan)
         return self.last(hidden)
+
+    def learn(self, tokens: Tensor, positions: Tensor, plan: Plan, kernels: LayerKernels) -> Tensor:
+        """The same with a gradient, from the weights as they are at the moment."""
+        hidden = self.embed(tokens)
+        rotation = self.find_rotation(hidden, positions)
+        for layer in self.layers:
+            hidden = layer.learn(hidden, rotation, plan, kernels)
+        return self.last.learn(hidden, kernels)
+
+    def find_rotation(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of each token [N, 1, width], the sines of the first half negated."""
+        cosine, sine = self.angles(hidden[None], position_ids=positions[None])
+        first, second = sine[0].chunk(2, 1)
+        return cosine[0][:, None].contiguous(), torch.cat([-first, second], 1)[:, None]
 
     def products(self) -> list[Joined]:
         return [self.head, *(product for layer in self.layers for product in layer.products())]

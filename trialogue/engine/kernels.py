@@ -9,6 +9,7 @@ callers do without. In bfloat16 there is the product alone, on processors that m
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,7 @@ FEW_ROWS = 32
 """Rows up to which a large product in float32 is done here."""
 HALF_LANES = 16
 """Numbers in a vector of the processors that multiply bfloat16."""
+FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
 THREADS = 2
 """Among more than these handing out the work takes longer than it saves."""
 
@@ -167,19 +170,48 @@ def find_pool() -> ThreadPoolExecutor:
 
 
 def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
-    """One of the files in `c/`, compiled for this very machine, or None where that cannot be done."""
+    """One of the files in `c/`, compiled for this very machine, or None where that cannot be done. What was
+    compiled is kept in the user's cache, for as long as sources, compiler and processor stay the same."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="trialogue-") as folder:
-        library, source = Path(folder) / "kernels.so", Path(__file__).parent / "c" / name
-        options = ["-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv", "-shared", "-fPIC", *flags]
-        command = [*compiler, *options, "-o", str(library), str(source), "-lm"]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+    folder = Path(__file__).parent / "c"
+    command = [*compiler, *FLAGS, *flags]
+    try:
+        # What the compiler defines tells its version and what the processor can do.
+        machine = run_compiler(*command, "-E", "-dM", "-x", "c", os.devnull)
+        texts = [
+            " ".join(command).encode(),
+            machine,
+            *map(Path.read_bytes, (folder / "tiles.h", folder / name)),
+        ]
+        library = find_cache() / f"{Path(name).stem}-{hashlib.sha256(b'|'.join(texts)).hexdigest()[:32]}.so"
+        with suppress(OSError):
             return ctypes.CDLL(str(library))
-        except (OSError, subprocess.SubprocessError):
-            return None
+        with tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
+            made = Path(scratch) / library.name
+            run_compiler(*command, "-shared", "-fPIC", "-o", str(made), str(folder / name), "-lm")
+            keep(made, library)
+            return ctypes.CDLL(str(made))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def run_compiler(*command: str) -> bytes:
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+
+
+def find_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trialogue" / "kernels"
+
+
+def keep(made: Path, library: Path) -> None:
+    """Where nothing can be written it is compiled anew the next time."""
+    with suppress(OSError):
+        library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = library.with_name(f"{library.name}.{os.getpid()}")
+        shutil.copyfile(made, partial)
+        partial.rename(library)
 
 
 def find_function(library: ctypes.CDLL, name: str, places: int, *rest: Any) -> Callable[..., int]:

@@ -80,6 +80,13 @@ class Joined:
         self.weight = weight
         return weight
 
+    def join(self, numbers: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of all, made of the weights as they are, through which gradients go back."""
+        weights, biases = zip(*((layer.weight, find_bias(layer)) for layer in self.layers), strict=True)
+        has_bias = any(cast("Tensor | None", layer.bias) is not None for layer in self.layers)
+        weight, bias = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (weights, biases))
+        return weight.to(numbers), bias.to(numbers) if has_bias else None
+
 
 def to_rounded(weight: Tensor) -> Tensor:
     """A matrix [out, in] for `multiply_rounded`."""
@@ -129,10 +136,14 @@ class Product(torch.autograd.Function):
 
 def compute_linear(module: nn.Linear, inputs: Tensor) -> Tensor:
     """The forward pass of a linear layer in an update."""
-    bias = cast("Tensor | None", module.bias)
-    if not torch.is_grad_enabled() or not suits_onednn(inputs, module.weight):
-        return multiply_many(inputs, module.weight, bias)
-    return cast(Tensor, Product.apply(inputs, module.weight, bias))
+    return compute_product(inputs, module.weight, cast("Tensor | None", module.bias))
+
+
+def compute_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """inputs [..., in] times [out, in], with a gradient."""
+    if not torch.is_grad_enabled() or not suits_onednn(inputs, weight):
+        return multiply_many(inputs, weight, bias)
+    return cast(Tensor, Product.apply(inputs, weight, bias))
 
 
 def multiply_many(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

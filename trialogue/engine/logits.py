@@ -72,19 +72,22 @@ class TokenLogprobs(torch.autograd.Function):
                 logits = make_logits(hidden[part], matrix, len(weight), bias, ctx.temperature)
                 probabilities = logits.sub_(sums[part, None]).exp_()
                 del logits
-            pulled = grad[part, None] / ctx.temperature
-            # A probability near one may be rounded to one; what is left of it counts here.
-            left = torch.expm1(logprobs[part, None]).mul_(-pulled).to(probabilities.dtype)
-            pull = probabilities.mul_(-pulled).scatter_(1, targets[part, None], left).to(hidden.dtype)
-            grad_hidden[part] = multiply_many(pull, turned)
+            # How each logit changes the log-probability, up to its sign. A probability near one may be
+            # rounded to it; what is left counts here.
+            left = torch.expm1(logprobs[part, None]).to(probabilities.dtype)
+            slopes = probabilities.scatter_(1, targets[part, None], left).to(hidden.dtype)
+            # Rows of one number each are scaled where they are narrow.
+            pull = (grad[part, None] / -ctx.temperature).to(hidden.dtype)
+            grad_hidden[part] = multiply_many(slopes, turned).mul_(pull)
             if grad_weight is not None:
-                if pull.dtype == grad_weight.dtype:
-                    grad_weight.addmm_(pull.T, hidden[part])
+                pulled = hidden[part] * pull
+                if pulled.dtype == grad_weight.dtype:
+                    grad_weight.addmm_(slopes.T, pulled)
                 else:
-                    grad_weight.add_(pull.T @ hidden[part])
+                    grad_weight.add_(slopes.T @ pulled)
             if grad_bias is not None:
-                grad_bias.add_(pull.sum(0))
-            del probabilities, pull
+                grad_bias.add_((slopes.T @ pull)[:, 0])
+            del probabilities, slopes
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 

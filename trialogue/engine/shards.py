@@ -74,6 +74,7 @@ class World:
             dist.broadcast_object_list(told, src=0)
             engine, verb, arguments = told[0]
             if verb == CLOSE:
+                leave()
                 return
             self.engines[engine][verb](*arguments)
 
@@ -82,6 +83,7 @@ class World:
         if self.rank == 0 and not self.dismissed:
             self.dismissed = True
             dist.broadcast_object_list([(0, CLOSE, ())], src=0)
+            leave()
 
     def gather(self, item: Item) -> list[Item]:
         """What each process has, in their order."""
@@ -98,6 +100,12 @@ class World:
             shares[min(self.size - 1, int(middle * self.size / max(total, 1)))].append(index)
             passed += lengths[index]
         return shares
+
+
+def leave() -> None:
+    """Part when all are ready to: threads that still listen when a process ends would abort it."""
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 class Shards:

@@ -104,6 +104,7 @@ class Update:
         shards: Shards | None = None,
     ) -> None:
         self.wiring, self.device, self.max_tokens, self.shards = wiring, device, max_tokens, shards
+        wiring.recomputes = checkpointing
         self.recomputed = find_recomputed_layers(wiring.model) if checkpointing else []
         self.parameters = {
             name: value for name, value in wiring.model.named_parameters() if value.requires_grad
