@@ -199,3 +199,12 @@ def put_back(folder: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(target)
+
+
+def find_cache_folder() -> Path | None:
+    """Where things lie that can be made anew; None for somebody who has no home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return (named if named.is_absolute() else Path.home() / ".cache") / "trialogue"
+    except RuntimeError:
+        return None

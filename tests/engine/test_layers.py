@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import shutil
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trialogue.engine import attention, kernels, layers
+from trialogue.engine import Row, SamplingParams, attention, fused, layers
 from trialogue.engine.layers import FEW, GatedProduct, LayerKernels, Normed, NormedProduct, Turned
 from trialogue.engine.torch_engine import find_worker
 
@@ -47,15 +49,17 @@ def test_they_compute_what_torch_does(rows, width, threads, numbers, monkeypatch
     compiled = load(numbers)
     chance = torch.Generator().manual_seed(width)
 
-    def draw(*shape: int, dtype: torch.dtype = numbers) -> torch.Tensor:
+    def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(*shape, generator=chance).to(dtype)
 
-    hidden, gain = (draw(*shape, dtype=torch.float32) for shape in ((rows, width), (width,)))
-    # From nearly nothing to where a logistic function is 0 or 1.
-    both = (draw(rows, 2 * width).float() * torch.logspace(-3, 2, 2 * width)).to(numbers)
-    weight, bias = draw(7, width), draw(7)
-    cosine, sine = (draw(rows, 1, width, dtype=torch.float32) for _ in range(2))
-    joined = draw(rows, 5, width)
+    hidden, gain, weight, bias = draw(rows, width), draw(width), draw(7, width), draw(7)
+    if numbers == torch.bfloat16:  # such as can be compared
+        weight, bias = weight.to(numbers).float(), bias.to(numbers).float()
+    # From nearly nothing to where a logistic function is 0 or 1, and its power too small to be written.
+    spread = torch.logspace(-3, 2, width)
+    both = (draw(rows, 2 * width) * torch.cat([spread, spread.flip(0)])).to(numbers)
+    cosine, sine = draw(rows, 1, width), draw(rows, 1, width)
+    joined = draw(rows, 5, width, dtype=numbers)
 
     def normalize(hidden, gain):
         return torch.nn.functional.rms_norm(hidden, gain.shape, gain, 1e-5)
@@ -67,9 +71,11 @@ def test_they_compute_what_torch_does(rows, width, threads, numbers, monkeypatch
     cases = [
         (lambda *given: Normed.apply(*given, 1e-5, compiled), normalize, [hidden, gain]),
         (
-            lambda *given: NormedProduct.apply(*given, 1e-5, compiled),
-            lambda hidden, gain, weight, bias: normalize(hidden, gain) @ weight.t() + bias,
-            [hidden, gain, weight, bias],
+            lambda hidden, gain, bias, *parts: NormedProduct.apply(
+                hidden, gain, bias, 1e-5, compiled, *parts
+            ),
+            lambda hidden, gain, bias, *parts: normalize(hidden, gain) @ torch.cat(parts).t() + bias,
+            [hidden, gain, bias, weight[:4], weight[4:]],
         ),
         (
             lambda *given: GatedProduct.apply(*given, compiled),
@@ -88,8 +94,12 @@ def test_they_compute_what_torch_does(rows, width, threads, numbers, monkeypatch
         for one, other, given in zip(found, expected, [None, *inputs], strict=True):
             assert one.shape == other.shape
             assert given is None or one.dtype == given.dtype
-            scale = max(other.norm().item(), 1e-3)  # a width of two leaves a norm hardly any gradient
-            assert (one - other).norm().item() < (1e-5 if numbers == torch.float32 else 3e-2) * scale
+            # Column by column: others may be a hundred thousand times as large.
+            least = 1e-3 if numbers == torch.float32 else 5e-2  # rounded sums may nearly cancel
+            scale = other.norm(dim=0).clamp(min=least) if other.ndim > 1 else other.abs().clamp(min=1e-1)
+            apart = (one - other).norm(dim=0) if other.ndim > 1 else (one - other).abs()
+            assert (apart / scale).max() < (1e-4 if numbers == torch.float32 else 0.6)
+            assert (apart / scale).median() < (1e-5 if numbers == torch.float32 else 2e-2)
 
 
 def test_kernels_that_compute_something_else_are_refused():
@@ -103,15 +113,15 @@ def test_kernels_that_compute_something_else_are_refused():
         "turn_apart": (3, 4, 5),
         "turn_back": (5,),
     }
-    for name, places in outputs.items():
-        for place in places:
+    wrong = [(name, place, byte) for name, places in outputs.items() for place in places for byte in (0, 255)]
+    for name, place, byte in wrong:  # of bytes that are all 255 no number is made
 
-            def spoiled(*arguments: int, name: str = name, place: int = place) -> int:
-                getattr(compiled, name)(*arguments)
-                ctypes.memset(arguments[place], 0, 8)
-                return 0
+        def spoiled(*arguments: int, name: str = name, place: int = place, byte: int = byte) -> int:
+            getattr(compiled, name)(*arguments)
+            ctypes.memset(arguments[place], byte, 8)
+            return 0
 
-            assert not layers.are_right(replace(compiled, **{name: spoiled})), (name, place)
+        assert not layers.are_right(replace(compiled, **{name: spoiled})), (name, place, byte)
 
 
 def test_kernels_are_not_given_what_they_would_misread():
@@ -155,6 +165,7 @@ def count_kept(engine, rows, loss) -> int:
 
 
 def test_an_update_keeps_less_than_autograd_would(open_engine, make_rows, loss, monkeypatch):
+    """Many tokens, so that it is what is kept of each of them."""
     load(torch.float32)
     rows = make_rows(seed=1, count=12, longest=90)
     ours = count_kept(open_engine("llama"), rows, loss)
@@ -162,52 +173,114 @@ def test_an_update_keeps_less_than_autograd_would(open_engine, make_rows, loss, 
     assert ours < 0.65 * count_kept(open_engine("llama"), rows, loss)
 
 
-def test_without_a_compiler_nothing_is_missing(kind, open_engine, make_rows, loss, monkeypatch):
-    rows = make_rows(seed=2, count=6)
-    engines = [open_engine(kind), open_engine(kind)]
-    found = find_worker().submit(engines[0].update.forward_backward, rows, loss, 1.0).result()
-    for module in (attention, layers):
-        monkeypatch.setattr(module, "find_layer_kernels", lambda numbers: None)
-    expected = find_worker().submit(engines[1].update.forward_backward, rows, loss, 1.0).result()
+def test_an_update_keeps_no_copy_of_the_weights(open_engine, make_model, make_rows, loss):
+    """A few tokens, so that it would be most of what is kept."""
+    load(torch.float32)
+    engine = open_engine(make_model("llama"))
+    assert engine.wiring.learns_fused
+    layer = engine.model.model.layers[0]
+    assert count_kept(engine, make_rows(seed=1, count=1)[:1], loss) < 4 * count_bytes(layer)
+    tokens = [3, 4]
+    row = Row(tokens, [0, 1], [0.0, 0.0], [0.0, 1.0])
+    assert count_kept(engine, [row], loss) < 0.2 * count_bytes(layer)
+
+
+def count_bytes(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() * 4 for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "lfm2"])
+async def test_gradients_are_those_of_transformers(
+    kind, numbers, frozen, threads, make_model, make_rows, open_engine, loss, monkeypatch
+):
+    """Parameter by parameter: with biases, head norms, convolutions; where some weights are not learned."""
+    if numbers == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this processor does not multiply bfloat16")
+    load(torch.float32)
+    model = make_biased() if kind == "qwen2" else make_model(kind)
+    if frozen:
+        for parameter in list(model.parameters())[::3]:
+            parameter.requires_grad_(False)
+    engines = [open_engine(copy.deepcopy(model), precision=numbers) for _ in range(2)]
+    rows = make_rows(seed=5, count=8)
+    assert engines[0].wiring.learns_fused
+    engines[1].wiring.learns_fused = False
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found, expected = [await engine.forward_backward(rows, loss) for engine in engines]
+    rough = numbers == "bfloat16"
     for one, other in zip(found.logprobs, expected.logprobs, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
-    for one, other in zip(*(engine.model.parameters() for engine in engines), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-3, atol=1e-5)
+        assert one == pytest.approx(other, abs=0.2 if rough else 1e-4)
+    pairs = zip(*(engine.model.named_parameters() for engine in engines), strict=True)
+    for (name, one), (_, other) in pairs:
+        assert (one.grad is None) == (other.grad is None) == (not one.requires_grad), name
+        if one.grad is not None:
+            assert one.grad.dtype == torch.float32
+            assert (one.grad - other.grad).norm() <= (6e-2 if rough else 1e-5) * other.grad.norm(), name
 
 
-# -- what was compiled is kept -----------------------------------------------------------------------------
+def make_biased():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=2, vocab_size=300, pad_token_id=None, **sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
 
 
-@pytest.fixture
-def compile_counted(tmp_path, monkeypatch):
-    """Compile a source with a compiler that counts what it makes, and an empty cache."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    made, script = tmp_path / "made", tmp_path / "cc"
-    script.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) echo one >> {made};; esac\nexec {compiler} "$@"\n')
-    script.chmod(0o755)
-    monkeypatch.setenv("CC", str(script))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def compiled() -> int:
-        assert kernels.compile_source("logits.c") is not None
-        return len(made.read_text().split())
-
-    return compiled
-
-
-def test_what_was_compiled_is_kept(compile_counted, tmp_path, monkeypatch):
-    assert [compile_counted(), compile_counted()] == [1, 1]
-    (library,) = kernels.find_cache().iterdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))  # a process loads no path twice
-    kernels.find_cache().mkdir(parents=True)
-    (kernels.find_cache() / library.name).write_bytes(b"no library")
-    assert [compile_counted(), compile_counted()] == [2, 2]
-    monkeypatch.setattr(kernels, "FLAGS", (*kernels.FLAGS, "-O2"))
-    assert compile_counted() == 3
+async def test_without_a_compiler_nothing_is_missing(
+    kind, make_model, make_rows, open_engine, loss, monkeypatch
+):
+    """Sampling and updates by torch alone are those of the kernels."""
+    load(torch.float32)
+    model, rows = make_model(kind), make_rows(seed=2, count=6)
+    params = SamplingParams(max_tokens=8, seed=3)
+    found = []
+    for compiled in (True, False):
+        if not compiled:
+            for module in (attention, fused):
+                monkeypatch.setattr(module, "find_layer_kernels", lambda numbers: None)
+        engine = open_engine(copy.deepcopy(model))
+        assert engine.wiring.fused is not None
+        assert engine.wiring.learns_fused == compiled
+        (reply,) = await engine.sample([rows[0].tokens], params)
+        outputs = await engine.forward_backward(rows, loss)
+        found.append((reply, outputs, [parameter.grad for parameter in engine.model.parameters()]))
+    (one, outputs, grads), (other, expected, wanted) = found
+    assert one.tokens == other.tokens
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for found, wanted_ones in zip(outputs.logprobs, expected.logprobs, strict=True):
+        assert found == pytest.approx(wanted_ones, abs=1e-4)
+    assert all(
+        torch.allclose(one, other, rtol=1e-3, atol=1e-5) for one, other in zip(grads, wanted, strict=True)
+    )
 
 
-def test_a_cache_nobody_can_write_is_done_without(compile_counted, tmp_path):
-    (tmp_path / "cache").write_text("a file where a folder should be")
-    assert [compile_counted(), compile_counted()] == [1, 2]
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_hooks_are_heard_in_an_update(when, make_model, make_rows, open_engine, loss):
+    model, rows = make_model("llama"), make_rows(seed=3, count=4)
+    seen: list[int] = []
+
+    def watch(target) -> None:
+        target.model.layers[0].mlp.register_full_backward_hook(lambda *_: seen.append(1))
+
+    if when == "before":
+        watch(model)
+    engine = open_engine(model)
+    if when == "after":
+        watch(engine.model)
+    await engine.forward_backward(rows, loss)
+    assert seen
+
+
+async def test_a_module_that_computes_otherwise_goes_the_long_way(make_model, make_rows, open_engine, loss):
+    """The same numbers, but no gradient."""
+    model = make_model("llama")
+    feed = model.model.layers[0].mlp
+    feed.forward = lambda hidden: type(feed).forward(feed, hidden).detach()
+    engine = open_engine(model)
+    await engine.forward_backward(make_rows(seed=3, count=4), loss)
+    assert feed.gate_proj.weight.grad is None

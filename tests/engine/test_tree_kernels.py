@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trialogue.engine import kernels, layers, logits, tree_kernels
+from trialogue.engine import compiled, kernels, layers, logits, tree_kernels
 from trialogue.engine.tree import Tree, TreeAttention, TreePlan, grow_tree
 from trialogue.engine.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
 
@@ -93,10 +93,11 @@ def test_numbers_no_processor_computes_with_are_made_float32(monkeypatch):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors of another kind")
-def test_half_as_wide_vectors_compute_the_same(monkeypatch):
+def test_half_as_wide_vectors_compute_the_same(monkeypatch, tmp_path):
     """What processors without AVX-512 compile; this one can run it as well."""
     load(is_half=False)
-    native = kernels.compile_source
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native = compiled.compile_source
     narrow = lambda name, *flags: native(name, *flags, "-march=haswell")  # noqa: E731
     for module in (kernels, tree_kernels, logits, layers):
         monkeypatch.setattr(module, "compile_source", narrow)
@@ -107,7 +108,7 @@ def test_half_as_wide_vectors_compute_the_same(monkeypatch):
     assert tree_kernels.load_tree_kernels.__wrapped__(is_half=True) is None  # no such arithmetic
     assert logits.load_kernel.__wrapped__() is not None
     for numbers in (torch.float32, torch.bfloat16):
-        assert layers.load_layer_kernels.__wrapped__(numbers) is not None
+        assert layers.find_layer_kernels.__wrapped__(numbers) is not None
 
 
 def test_wider_numbers_are_left_to_torch():

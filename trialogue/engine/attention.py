@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from trialogue.engine.fused import Fused, convolve, fuse
+from trialogue.engine.fused import Fused, convolve, fuse, is_changed, is_hooked
 from trialogue.engine.kernels import FEW_ROWS
-from trialogue.engine.layers import find_layer_kernels
+from trialogue.engine.layers import LayerKernels, find_layer_kernels
 from trialogue.engine.linear import compute_linear, suits_onednn
 from trialogue.errors import EngineError
 
@@ -63,8 +64,8 @@ class Wiring:
         self.model = model
         self.compute: torch.dtype | None = None  # autocast to this type
         self.plan: Plan | None = None
-        self.fused: Fused | None = None  # the shorter way
-        self.recomputes = False  # layer by layer in the backward pass, as transformers does
+        self.fused: Fused | None = None  # the sampler's shorter way
+        self.learns_fused = False  # whether an update goes that way, too
         self.root: Any = None  # where weights are sharded: the module whose forward pass brings them together
         self._inside = False
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
@@ -84,6 +85,7 @@ class Wiring:
             )
         self.head = head
         self.vocabulary: int = head.weight.shape[0]
+        is_ordinary = not any(map(is_changed, cast(nn.Module, model).modules()))
         for module in self.decoder.modules():
             if hasattr(module, "layer_idx"):
                 cast(Any, module).wiring = self
@@ -92,7 +94,11 @@ class Wiring:
             if type(module) is nn.Linear and suits_onednn(module.weight, module.weight):
                 cast(Any, module).forward = MethodType(compute_linear, module)
         self.shapes = self.probe()
-        self.fused = fuse(model, self.agrees)
+        if is_ordinary:
+            self.fused = fuse(model, lambda fused: self.agrees(fused.hidden))
+        kernels = find_layer_kernels(torch.float32)
+        if self.fused is not None and kernels is not None:
+            self.learns_fused = self.agrees(partial(self.fused.learn, kernels=kernels))
 
     def round(self) -> None:
         """Compute in bfloat16 from now on; weights stay what they are."""
@@ -133,12 +139,16 @@ class Wiring:
         if self.fused is not None and self.plan is not None:
             if torch.is_inference_mode_enabled():
                 return self.fused.hidden(tokens, positions, self.plan)
-            kernels = None if self.recomputes else find_layer_kernels(self.numbers)
-            if kernels is not None:
+            if (kernels := self._find_kernels()) is not None:
                 return self.fused.learn(tokens, positions, self.plan, kernels)
         with self._autocast(tokens.device.type):
             output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
+
+    def _find_kernels(self) -> LayerKernels | None:
+        """What an update in few operations needs; hooks that came later see what transformers computes."""
+        is_hooked_now = any(map(is_hooked, cast(nn.Module, self.model).modules()))
+        return find_layer_kernels(self.numbers) if self.learns_fused and not is_hooked_now else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.call(self._logits, hidden)
@@ -175,22 +185,19 @@ class Wiring:
             )
         return LayerShapes(recorder.attention, recorder.convolution, recorder.dtype)
 
-    def agrees(self, fused: Fused) -> bool:
+    def agrees(self, compute: Callable[[Tensor, Tensor, Plan], Tensor]) -> bool:
         """Whether what is computed in few operations is what the model computes, at its first positions and
         at others up to its last. So many rows that large matrices are not laid out anew for this."""
         count = FEW_ROWS + 1
         tokens = torch.arange(count) % self.vocabulary
         last = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or count
-        kernels = find_layer_kernels(torch.float32)
         for positions in (torch.arange(count), torch.linspace(0, last - 1, count).long()):
             with torch.no_grad(), self.using(Recorder()):
                 expected = self.hidden(tokens, positions)
-                found = [fused.hidden(tokens, positions, Recorder())]
-                if kernels is not None:
-                    found.append(fused.learn(tokens, positions, Recorder(), kernels))
+                found = compute(tokens, positions, Recorder())
             # Token by token: single numbers near zero carry the rounding of those that are large.
-            apart = [(one - expected).norm(dim=1) / expected.norm(dim=1) for one in found]
-            if not bool((torch.cat(apart) < 1e-4).all()):
+            apart = (found - expected).norm(dim=1) / expected.norm(dim=1)
+            if not bool((apart < 1e-4).all()):
                 return False
         return True
 

@@ -29,6 +29,7 @@ from trialogue.engine.layers import (
     find_layer_kernels,
     gate,
     normalize,
+    to_numbers,
     turn_apart,
 )
 from trialogue.engine.linear import Joined, compute_product
@@ -93,6 +94,11 @@ def make_product(*layers: nn.Module) -> Joined:
     return Joined(*cast("tuple[nn.Linear, ...]", layers))
 
 
+def multiply_learned(inputs: Tensor, product: Joined, kernels: LayerKernels) -> Tensor:
+    (weight,), bias, numbers = product.weights, product.find_bias(), kernels.numbers
+    return compute_product(inputs.to(numbers), weight.to(numbers), to_numbers(bias, numbers))
+
+
 class Norm:
     """RMS norm over the last dimension."""
 
@@ -113,9 +119,8 @@ class Norm:
 
     def multiply(self, hidden: Tensor, product: Joined, kernels: LayerKernels) -> Tensor:
         """The norm times weights, to learn from."""
-        weight, bias = product.join(kernels.numbers)
-        found = NormedProduct.apply(hidden, self.module.weight, weight, bias, self.eps, kernels)
-        return cast(Tensor, found)
+        given = (self.module.weight, product.find_bias(), self.eps, kernels, *product.weights)
+        return cast(Tensor, NormedProduct.apply(hidden, *given))
 
 
 class Attention:
@@ -130,10 +135,7 @@ class Attention:
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
         joined = self.joined(hidden).view(len(hidden), -1, self.width)
-        if self.norms:
-            *parts, value = joined.split([self.heads, self.kept, self.kept], 1)
-            parts = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
-            joined = torch.cat([*parts, value], 1)
+        joined = self.normalize_heads(joined, Norm.__call__)
         apart = turn(joined.contiguous(), rotation, self.heads)
         query, key, value = (tensor.transpose(0, 1) for tensor in apart)
         output = plan.attend(self.layer, query, key, value, self.scaling)
@@ -143,14 +145,18 @@ class Attention:
         self, hidden: Tensor, norm: Norm, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
     ) -> Tensor:
         joined = norm.multiply(hidden, self.joined, kernels).view(len(hidden), -1, self.width)
-        if self.norms:
-            *parts, value = joined.split([self.heads, self.kept, self.kept], 1)
-            parts = [norm.learn(part, kernels) for norm, part in zip(self.norms, parts, strict=True)]
-            joined = torch.cat([*parts, value], 1)
+        joined = self.normalize_heads(joined, lambda own, part: own.learn(part, kernels))
         apart = cast("tuple[Tensor, ...]", Turned.apply(joined, *rotation, self.heads, kernels))
         query, key, value = (tensor.transpose(0, 1) for tensor in apart)
         output = plan.attend(self.layer, query, key, value, self.scaling)
-        return compute_product(output.flatten(1), *self.output.join(kernels.numbers))
+        return multiply_learned(output.flatten(1), self.output, kernels)
+
+    def normalize_heads(self, joined: Tensor, normalize: Callable[[Norm, Tensor], Tensor]) -> Tensor:
+        """Queries and keys of the models that have norms for them."""
+        if not self.norms:
+            return joined
+        *parts, value = joined.split([self.heads, self.kept, self.kept], 1)
+        return torch.cat([*map(normalize, self.norms, parts), value], 1)
 
     def products(self) -> list[Joined]:
         return [self.joined, self.output]
@@ -179,7 +185,7 @@ class Convolution:
         self, hidden: Tensor, norm: Norm, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
     ) -> Tensor:
         mixed = convolve(self.taps, self.layer, norm.multiply(hidden, self.into, kernels), plan)
-        return compute_product(mixed.to(kernels.numbers), *self.output.join(kernels.numbers))
+        return multiply_learned(mixed, self.output, kernels)
 
     def products(self) -> list[Joined]:
         return [self.into, self.output]
@@ -224,7 +230,8 @@ class Layer:
     ) -> Tensor:
         hidden = hidden + self.mixer.learn(hidden, self.before, rotation, plan, kernels)
         both = self.after.multiply(hidden, self.halves, kernels)
-        return hidden + cast(Tensor, GatedProduct.apply(both, *self.feed.join(kernels.numbers), kernels))
+        (weight,) = self.feed.weights
+        return hidden + cast(Tensor, GatedProduct.apply(both, weight, self.feed.find_bias(), kernels))
 
     def products(self) -> list[Joined]:
         return [*self.mixer.products(), self.halves, self.feed]
@@ -246,8 +253,7 @@ class Fused:
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.base_model
         names = next((kind for kind in KINDS if hasattr(decoder, kind.last)), None)
-        is_ordinary = all(map(is_at_hand, model.parameters())) and not any(map(is_hooked, model.modules()))
-        if names is None or not is_ordinary:
+        if names is None or not all(map(is_at_hand, model.parameters())):
             raise Unfit
         self.embed, self.angles = decoder.embed_tokens, decoder.rotary_emb
         self.layers = [Layer(module, names) for module in decoder.layers]
@@ -295,7 +301,14 @@ def is_at_hand(weight: Tensor) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody looks at what passes through a module, or changes it."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return any(hooks) or bool(module._backward_pre_hooks)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a module computes something else than its class does."""
+    return is_hooked(module) or "forward" in vars(module)
 
 
 def fuse(model: PreTrainedModel, agrees: Callable[[Fused], bool]) -> Fused | None:

@@ -1,36 +1,27 @@
 # pyright: reportUnknownMemberType=false
-"""What a decoding step on a CPU needs most, in C: `c/decode.c`, compiled for the machine when first needed.
+"""What a decoding step on a CPU needs most, in C: `c/decode.c`, products and attention of a few rows.
 
 Matrix libraries are made for many rows: for a handful they bring weights, keys and values from memory at
-half the speed at which it delivers. Where there is no compiler, or what it made computes something else,
+half the speed at which it delivers. Where nothing can be compiled, or what was computes something else,
 callers do without. In bfloat16 there is the product alone, on processors that multiply such numbers.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from trialogue.engine.compiled import compile_source, find_function, refuse_unreadable, require, share
 
 FEW_ROWS = 32
 """Rows up to which a large product in float32 is done here."""
 HALF_LANES = 16
 """Numbers in a vector of the processors that multiply bfloat16."""
-FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
 THREADS = 2
 """Among more than these handing out the work takes longer than it saves."""
 
@@ -127,98 +118,12 @@ def attend_rows(
     return output
 
 
-def require(condition: bool, otherwise: str) -> None:
-    """A kernel is given addresses alone and would not notice."""
-    if not condition:
-        raise ValueError(f"a kernel cannot take {otherwise}")
-
-
-def refuse_unreadable(*tensors: Tensor) -> None:
-    for tensor in tensors:
-        require(tensor.dtype == torch.float32 and tensor.is_contiguous(), "numbers that lie otherwise")
-
-
 def refuse_outside(slots: Tensor, lengths: Tensor, held: int, capacity: int) -> None:
     """What rows look at must be there. Asked once for all layers of a step."""
     for places in (slots, lengths):
         require(places.dtype == torch.int64 and places.is_contiguous(), "places that lie otherwise")
     require(bool(((slots >= 0) & (slots < held)).all()), "slots that are not there")
     require(bool(((lengths > 0) & (lengths <= capacity)).all()), "lengths that no slot has")
-
-
-def share(work: Callable[[int, int, int], int], count: int, unit: int = 1, most: int | None = None) -> None:
-    """Divide `count` pieces of work among torch's threads, or so many: each gets its number and a range."""
-    threads = min(count, torch.get_num_threads(), most or count)
-    edges = [count * part // threads * unit for part in range(threads + 1)]
-
-    def take_part(part: int) -> None:
-        if work(part, edges[part], edges[part + 1]):
-            raise MemoryError("no memory for a kernel to work in")
-
-    others = [find_pool().submit(take_part, part) for part in range(1, threads)]
-    try:
-        take_part(0)
-    finally:
-        wait(others)  # they write to what is freed once this is left
-    for future in others:
-        future.result()
-
-
-@cache
-def find_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="kernel")
-
-
-def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
-    """One of the files in `c/`, compiled for this very machine, or None where that cannot be done. What was
-    compiled is kept in the user's cache, for as long as sources, compiler and processor stay the same."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if not compiler or shutil.which(compiler[0]) is None:
-        return None
-    folder = Path(__file__).parent / "c"
-    command = [*compiler, *FLAGS, *flags]
-    try:
-        # What the compiler defines tells its version and what the processor can do.
-        machine = run_compiler(*command, "-E", "-dM", "-x", "c", os.devnull)
-        texts = [
-            " ".join(command).encode(),
-            machine,
-            *map(Path.read_bytes, (folder / "tiles.h", folder / name)),
-        ]
-        library = find_cache() / f"{Path(name).stem}-{hashlib.sha256(b'|'.join(texts)).hexdigest()[:32]}.so"
-        with suppress(OSError):
-            return ctypes.CDLL(str(library))
-        with tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
-            made = Path(scratch) / library.name
-            run_compiler(*command, "-shared", "-fPIC", "-o", str(made), str(folder / name), "-lm")
-            keep(made, library)
-            return ctypes.CDLL(str(made))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def run_compiler(*command: str) -> bytes:
-    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
-
-
-def find_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trialogue" / "kernels"
-
-
-def keep(made: Path, library: Path) -> None:
-    """Where nothing can be written it is compiled anew the next time."""
-    with suppress(OSError):
-        library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial = library.with_name(f"{library.name}.{os.getpid()}")
-        shutil.copyfile(made, partial)
-        partial.rename(library)
-
-
-def find_function(library: ctypes.CDLL, name: str, places: int, *rest: Any) -> Callable[..., int]:
-    """A function that takes so many addresses, and then other things."""
-    function = library[name]
-    function.argtypes = [ctypes.c_void_p] * places + list(rest)
-    return function
 
 
 @cache

@@ -4,14 +4,14 @@
 
 For the few rows of a decoding step torch takes longer to begin such an operation than to do it. For the many
 of an update it makes twenty passes over memory, and each keeps its inputs for the backward pass; here
-gradients are written out, and hidden states, both halves of the feed-forward layer, queries, keys and values
-are all that is kept: the rest is made once more from them.
+gradients are written out. Hidden states, both halves of the feed-forward layer, and what attention keeps are
+held on to; norms, and what passes the gate, are made once more.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trialogue.engine.kernels import compile_source, find_function, refuse_unreadable, require, share
-from trialogue.engine.linear import multiply_many
+from trialogue.engine.compiled import compile_source, find_function, refuse_unreadable, require, share
+from trialogue.engine.linear import join, multiply_many
 
 FEW = 256
 """Rows up to which one thread does it at once."""
@@ -40,13 +40,9 @@ class LayerKernels:
     numbers: torch.dtype
     """What products give and take."""
 
-    def check(self, *tensors: Tensor) -> None:
-        for tensor in tensors:
-            require(tensor.dtype == self.numbers and tensor.is_contiguous(), "numbers that lie otherwise")
-
 
 class Normed(torch.autograd.Function):
-    """RMS norm of hidden states [N, width] in float32, as products take it."""
+    """RMS norm of hidden states [N, width], which are float32, in the numbers that products take."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, gain: Tensor, eps: float, kernels: LayerKernels) -> Tensor:
@@ -64,33 +60,36 @@ class Normed(torch.autograd.Function):
 
 
 class NormedProduct(torch.autograd.Function):
-    """The norm of hidden states [N, in], times a matrix [out, in] → [N, out]. The norm is not kept."""
+    """The norm of hidden states [N, in], times matrices [out, in] side by side → [N, the sum of outputs].
+    Neither the norm nor what was made of the matrices is kept."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
         gain: Tensor,
-        weight: Tensor,
         bias: Tensor | None,
         eps: float,
         kernels: LayerKernels,
+        *weights: Tensor,
     ) -> Tensor:
         normed, scales = normalize(kernels, hidden, gain, eps)
         ctx.kernels = kernels
-        ctx.save_for_backward(hidden, gain, scales, weight)
-        return multiply_many(normed, weight, bias)
+        ctx.save_for_backward(hidden, gain, scales, *weights)
+        return multiply_many(normed, to_matrix(weights, kernels.numbers), to_numbers(bias, kernels.numbers))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, gain, scales, weight = ctx.saved_tensors
-        grad = grad.contiguous()
-        pull = multiply_many(grad, weight.t())
+        hidden, gain, scales, *weights = ctx.saved_tensors
+        grad, numbers, wanted = grad.contiguous(), ctx.kernels.numbers, ctx.needs_input_grad
+        pull = multiply_many(grad, to_matrix(weights, numbers).t())
         normed, grad_hidden, grad_gain = backpropagate_norm(ctx.kernels, hidden, gain, scales, pull)
-        wanted = ctx.needs_input_grad
-        grad_weight = grad.t() @ normed if wanted[2] else None
-        return grad_hidden, grad_gain, grad_weight, grad.sum(0) if wanted[3] else None, None, None
+        grad_bias = grad.sum(0).float() if wanted[2] else None
+        grads = (
+            (grad.t() @ normed).float().split([len(weight) for weight in weights]) if any(wanted[5:]) else ()
+        )
+        return grad_hidden, grad_gain, grad_bias, None, None, *(grads or [None] * len(weights))
 
 
 class GatedProduct(torch.autograd.Function):
@@ -101,17 +100,18 @@ class GatedProduct(torch.autograd.Function):
     def forward(ctx: Any, both: Tensor, weight: Tensor, bias: Tensor | None, kernels: LayerKernels) -> Tensor:
         ctx.kernels = kernels
         ctx.save_for_backward(both, weight)
-        return multiply_many(gate(kernels, both), weight, bias)
+        numbers = kernels.numbers
+        return multiply_many(gate(kernels, both), weight.to(numbers), to_numbers(bias, numbers))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         both, weight = ctx.saved_tensors
-        grad = grad.contiguous()
-        gated, grad_both = backpropagate_gate(ctx.kernels, both, multiply_many(grad, weight.t()))
-        wanted = ctx.needs_input_grad
-        grad_weight = grad.t() @ gated if wanted[1] else None
-        return grad_both, grad_weight, grad.sum(0) if wanted[2] else None, None
+        grad, wanted = grad.contiguous(), ctx.needs_input_grad
+        pull = multiply_many(grad, weight.to(ctx.kernels.numbers).t())
+        gated, grad_both = backpropagate_gate(ctx.kernels, both, pull)
+        grad_weight = (grad.t() @ gated).float() if wanted[1] else None
+        return grad_both, grad_weight, grad.sum(0).float() if wanted[2] else None, None
 
 
 class Turned(torch.autograd.Function):
@@ -133,6 +133,14 @@ class Turned(torch.autograd.Function):
         return turn_back(ctx.kernels, query, key, value, *ctx.saved_tensors), None, None, None, None
 
 
+def to_matrix(weights: Sequence[Tensor], numbers: torch.dtype) -> Tensor:
+    return join([weight.to(numbers) for weight in weights])
+
+
+def to_numbers(bias: Tensor | None, numbers: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.to(numbers)
+
+
 def normalize(kernels: LayerKernels, hidden: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm over the last dimension, and what each row was multiplied by."""
     refuse_unreadable(hidden, gain)
@@ -150,7 +158,7 @@ def backpropagate_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The norm once more, and gradients of hidden states and gain by that of the norm."""
     refuse_unreadable(hidden, gain, scales)
-    kernels.check(pull)
+    refuse_unreadable(pull, numbers=kernels.numbers)
     (rows, width), threads = hidden.shape, torch.get_num_threads()
     require(pull.shape == hidden.shape, "gradients that differ")
     output, grad, gained = torch.empty_like(pull), torch.empty_like(hidden), hidden.new_zeros(threads, width)
@@ -164,7 +172,7 @@ def backpropagate_norm(
 
 
 def gate(kernels: LayerKernels, both: Tensor) -> Tensor:
-    kernels.check(both)
+    refuse_unreadable(both, numbers=kernels.numbers)
     rows, width = both.shape[0], both.shape[1] // 2
     output = both.new_empty(rows, width)
     places = (both.data_ptr(), output.data_ptr())
@@ -174,7 +182,7 @@ def gate(kernels: LayerKernels, both: Tensor) -> Tensor:
 
 def backpropagate_gate(kernels: LayerKernels, both: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
     """What the gate let through once more, and the gradient of both halves by that of it."""
-    kernels.check(both, pull)
+    refuse_unreadable(both, pull, numbers=kernels.numbers)
     rows, width = pull.shape
     require(both.shape == (rows, 2 * width), "gradients that differ")
     output, grad = torch.empty_like(pull), torch.empty_like(both)
@@ -188,7 +196,7 @@ def turn_apart(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `Turned`. To turn is x * cos + (x with its halves exchanged) * sin, of which the first half is
     negated."""
-    kernels.check(joined)
+    refuse_unreadable(joined, numbers=kernels.numbers)
     rows, count, width = joined.shape
     kept = (count - heads) // 2
     require(count == heads + 2 * kept, "keys without values")
@@ -203,7 +211,7 @@ def turn_back(
     kernels: LayerKernels, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor
 ) -> Tensor:
     """The gradient of what was joined by those of the three."""
-    kernels.check(query, key, value)
+    refuse_unreadable(query, key, value, numbers=kernels.numbers)
     (rows, heads, width), kept = query.shape, key.shape[1]
     require(key.shape == value.shape == (rows, kept, width), "gradients that differ")
     check_angles(rows, width, cosine, sine)
@@ -222,13 +230,11 @@ def spread(work: Callable[[int, int, int], int], rows: int) -> None:
     share(work, rows, most=1 if rows <= FEW else None)
 
 
+@cache
 def find_layer_kernels(numbers: torch.dtype) -> LayerKernels | None:
     """The kernels for products of such numbers."""
-    return load_layer_kernels(numbers) if numbers in (torch.float32, torch.bfloat16) else None
-
-
-@cache
-def load_layer_kernels(numbers: torch.dtype) -> LayerKernels | None:
+    if numbers not in (torch.float32, torch.bfloat16):
+        return None
     library = compile_source("layers.c", *(["-DHALVES"] if numbers == torch.bfloat16 else []))
     if library is None:
         return None
@@ -254,28 +260,30 @@ def is_right_for(kernels: LayerKernels, width: int) -> bool:
     rows, heads, kept, numbers = 5, 2, 1, kernels.numbers
     chance = torch.Generator().manual_seed(width)
 
-    def draw(*shape: int, dtype: torch.dtype = numbers) -> Tensor:
+    def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return (torch.randn(*shape, generator=chance) * 3).to(dtype).requires_grad_()
 
     with torch.inference_mode(False), torch.enable_grad():
-        hidden, gain = draw(rows, width, dtype=torch.float32), draw(width, dtype=torch.float32)
-        weight, both, joined = draw(width, width), draw(rows, 2 * width), draw(rows, 4, width)
-        cosine, sine = (draw(rows, 1, width, dtype=torch.float32).detach() for _ in range(2))
-        wide_weight, wide_both, wide_joined = (tensor.float() for tensor in (weight, both, joined))
-        first, second = wide_both.chunk(2, 1)
-        near, value = wide_joined.split([heads + kept, kept], 1)
+        hidden, gain, weight = draw(rows, width), draw(width), draw(width, width)
+        cosine, sine = (draw(rows, 1, width).detach() for _ in range(2))
+        both, joined = (
+            draw(rows, 2 * width, dtype=numbers),
+            draw(rows, heads + 2 * kept, width, dtype=numbers),
+        )
+        first, second = both.float().chunk(2, 1)
+        near, value = joined.float().split([heads + kept, kept], 1)
         near = near * cosine + near.roll(width // 2, 2) * sine
         normed = nn.functional.rms_norm(hidden, gain.shape, gain, 1e-5)
-        pairs = [
+        cases = [
             (Normed.apply(hidden, gain, 1e-5, kernels), normed, (hidden, gain)),
             (
-                NormedProduct.apply(hidden, gain, weight, None, 1e-5, kernels),
-                normed @ wide_weight.t(),
+                NormedProduct.apply(hidden, gain, None, 1e-5, kernels, weight),
+                normed @ weight.t(),
                 (hidden, gain, weight),
             ),
             (
                 GatedProduct.apply(both, weight, None, kernels),
-                (nn.functional.silu(first) * second) @ wide_weight.t(),
+                (nn.functional.silu(first) * second) @ weight.t(),
                 (both, weight),
             ),
             (
@@ -284,12 +292,12 @@ def is_right_for(kernels: LayerKernels, width: int) -> bool:
                 (joined,),
             ),
         ]
-        for found, expected, inputs in pairs:
+        for found, expected, inputs in cases:
             pull = torch.randn(expected.shape, generator=chance)
             grads = torch.autograd.grad(cast(Tensor, found), inputs, pull.to(numbers))
             wanted = torch.autograd.grad(expected, inputs, pull, retain_graph=True)
-            both_ways = zip((cast(Tensor, found), *grads), (expected, *wanted), strict=True)
-            apart = [(one - other).detach().norm() / other.detach().norm() for one, other in both_ways]
-            if not max(apart) <= (1e-5 if numbers == torch.float32 else 2e-2):
-                return False
+            for one, other in zip((cast(Tensor, found), *grads), (expected, *wanted), strict=True):
+                apart = (one - other).detach().norm() / other.detach().norm()
+                if not apart <= (1e-5 if numbers == torch.float32 else 2e-2):  # nor what is no number
+                    return False
     return True

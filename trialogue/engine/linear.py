@@ -67,7 +67,7 @@ class Joined:
         return nn.functional.linear(inputs, weight, self.bias)
 
     def _lay_out(self) -> Tensor:
-        weight = join([layer.weight for layer in self.layers])
+        weight = join(self.weights).detach()
         kernels = find_kernels() if self.is_large and not self.is_half else None
         if self.is_half:
             weight = to_rounded(weight)
@@ -75,17 +75,20 @@ class Joined:
             self.kernels, weight = kernels, to_panels(weight, kernels.lanes)
         elif self.is_large and torch.backends.mkldnn.is_available():
             weight = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS))
-        if any(cast("Tensor | None", layer.bias) is not None for layer in self.layers):
-            self.bias = join([find_bias(layer) for layer in self.layers])
-        self.weight = weight
+        self.weight, self.bias = weight, self.find_bias()
         return weight
 
-    def join(self, numbers: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of all, made of the weights as they are, through which gradients go back."""
-        weights, biases = zip(*((layer.weight, find_bias(layer)) for layer in self.layers), strict=True)
-        has_bias = any(cast("Tensor | None", layer.bias) is not None for layer in self.layers)
-        weight, bias = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (weights, biases))
-        return weight.to(numbers), bias.to(numbers) if has_bias else None
+    @property
+    def weights(self) -> list[Tensor]:
+        return [layer.weight for layer in self.layers]
+
+    def find_bias(self) -> Tensor | None:
+        """Of all layers, nothing where one has none; gradients go back through it."""
+        biases = [cast("Tensor | None", layer.bias) for layer in self.layers]
+        if all(bias is None for bias in biases):
+            return None
+        pairs = zip(biases, self.weights, strict=True)
+        return join([weight.new_zeros(len(weight)) if bias is None else bias for bias, weight in pairs])
 
 
 def to_rounded(weight: Tensor) -> Tensor:
@@ -104,12 +107,7 @@ def multiply_rounded(inputs: Tensor, weight: Tensor, outputs: int) -> Tensor:
 
 
 def join(parts: list[Tensor]) -> Tensor:
-    return parts[0].detach() if len(parts) == 1 else torch.cat(parts)
-
-
-def find_bias(layer: nn.Linear) -> Tensor:
-    bias = cast("Tensor | None", layer.bias)
-    return layer.weight.new_zeros(len(layer.weight)) if bias is None else bias
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Product(torch.autograd.Function):

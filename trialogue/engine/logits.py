@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trialogue.engine.kernels import compile_source, find_function, share
+from trialogue.engine.compiled import compile_source, find_function, share
 from trialogue.engine.linear import multiply_many, multiply_rounded, to_rounded
 
 LOGITS_AT_ONCE = 1 << 26  # floats; a product of fewer rows takes longer for each

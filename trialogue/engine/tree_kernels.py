@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trialogue.engine.kernels import compile_source, find_function, refuse_unreadable, require, share
+from trialogue.engine.compiled import compile_source, find_function, refuse_unreadable, require, share
 
 WIDEST = 16  # lanes of any vector: what nodes are padded to
 

@@ -43,6 +43,14 @@ def split_rows(rows: Sequence[list[int]], budget: int) -> list[list[int]]:
     return batches
 
 
+def check_tokens(rows: Sequence[Row], vocabulary: int) -> None:
+    """A kernel would read beside its logits."""
+    for number, row in enumerate(rows):
+        if row.tokens and not 0 <= min(row.tokens) <= max(row.tokens) < vocabulary:
+            name = row.id or f"number {number}"
+            raise EngineError(f"row {name}: token ids must be between 0 and {vocabulary - 1}")
+
+
 def check_rows(rows: Sequence[Row]) -> None:
     for number, row in enumerate(rows):
         name = row.id or f"number {number}"
@@ -104,7 +112,7 @@ class Update:
         shards: Shards | None = None,
     ) -> None:
         self.wiring, self.device, self.max_tokens, self.shards = wiring, device, max_tokens, shards
-        wiring.recomputes = checkpointing
+        wiring.learns_fused &= not checkpointing  # transformers recomputes its own layers
         self.recomputed = find_recomputed_layers(wiring.model) if checkpointing else []
         self.parameters = {
             name: value for name, value in wiring.model.named_parameters() if value.requires_grad
@@ -157,6 +165,7 @@ class Update:
         return logprobs, entropy, places
 
     def forward(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
+        check_tokens(rows, self.wiring.vocabulary)
         results: list[list[float]] = [[0.0] * len(row.tokens) for row in rows]
         sequences = [row.tokens if len(row.tokens) > 1 else [] for row in rows]
         for batch in self._batches(sequences):
@@ -212,6 +221,7 @@ class Update:
 
     def forward_backward(self, rows: Sequence[Row], loss: LossFunction, temperature: float) -> Outputs:
         check_rows(rows)
+        check_tokens(rows, self.wiring.vocabulary)
         masked = [[position for position, mask in enumerate(row.mask) if mask] for row in rows]
         total_tokens = sum(map(len, masked))
         # Nothing after the last trained token of a row has a gradient.

@@ -1,5 +1,5 @@
-/* What lies between the products of an update's layers, forward and backward: norms, gates, rotations, each in one pass
-   over its rows. Products give and take float32, or bfloat16 with HALVES; hidden states and all that is computed here
+/* What lies between the products of layers, forward and backward: norms, gates, rotations, each in one pass over its
+   rows. Products give and take float32, or bfloat16 with HALVES; hidden states and all that is computed here
    are float32. Only rows from `first` on and before `last` are touched, so that threads can share the work. */
 #include "tiles.h"
 #include <math.h>

@@ -1,0 +1,137 @@
+# pyright: reportUnknownMemberType=false
+"""Code in C for this very machine: compiled when first needed, kept in the user's cache, run by threads.
+
+What is in `c/` is called with addresses and sizes alone, so that whoever calls it checks what lies there.
+Where there is no compiler callers do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trialogue.durable import find_cache_folder
+
+FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
+SEAL = hashlib.sha256().digest_size
+"""Bytes at the end of a kept library that tell whether the others are all there."""
+
+
+def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
+    """One of the files in `c/`, or None where it cannot be compiled. What was compiled before is taken from
+    the cache for as long as sources, compiler and processor stay the same."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if os.name != "posix" or not compiler or shutil.which(compiler[0]) is None:
+        return None
+    source, command = str(Path(__file__).parent / "c" / name), [*compiler, *FLAGS, *flags]
+    try:
+        # With all that it includes and all that is defined, which tells what the processor can do.
+        whole = run_compiler(*command, "-E", "-dD", source)
+        key = hashlib.sha256(" ".join(command).encode() + whole).hexdigest()[:32]
+        folder = find_cache_folder()
+        library = None if folder is None else folder / "kernels" / f"{Path(name).stem}-{key}.so"
+        if library is not None and is_sound(library):
+            return ctypes.CDLL(str(library))
+        with tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
+            made = Path(scratch) / f"{key}.so"
+            run_compiler(*command, "-shared", "-fPIC", "-o", str(made), source, "-lm")
+            if library is not None:
+                keep(made.read_bytes(), library)
+            return ctypes.CDLL(str(made))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def run_compiler(*command: str) -> bytes:
+    return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+
+
+def is_sound(library: Path) -> bool:
+    """Whether a library is there as a whole, and nobody else could have put it there."""
+    try:
+        if not (is_own(library.parent) and is_own(library)):
+            return False
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-SEAL]).digest() == content[-SEAL:]
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder is the user's, who alone can write to it."""
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def keep(content: bytes, library: Path) -> None:
+    """Where that cannot be done it is compiled anew the next time."""
+    with suppress(OSError):
+        library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not is_own(library.parent):
+            return
+        descriptor, partial = tempfile.mkstemp(dir=library.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as target:
+                target.write(content + hashlib.sha256(content).digest())
+                target.flush()
+                os.fsync(target.fileno())
+            os.replace(partial, library)
+        except OSError:
+            os.unlink(partial)
+
+
+def find_function(library: ctypes.CDLL, name: str, places: int, *rest: Any) -> Callable[..., int]:
+    """A function that takes so many addresses, and then other things."""
+    function = library[name]
+    function.argtypes = [ctypes.c_void_p] * places + list(rest)
+    return function
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """A kernel is given addresses alone and would not notice."""
+    if not condition:
+        raise ValueError(f"a kernel cannot take {otherwise}")
+
+
+def refuse_unreadable(*tensors: Tensor, numbers: torch.dtype = torch.float32) -> None:
+    for tensor in tensors:
+        require(tensor.dtype == numbers and tensor.is_contiguous(), "numbers that lie otherwise")
+
+
+def share(work: Callable[[int, int, int], int], count: int, unit: int = 1, most: int | None = None) -> None:
+    """Divide `count` pieces of work among torch's threads, or so many: each gets its number and a range."""
+    threads = min(count, torch.get_num_threads(), most or count)
+    edges = [count * part // threads * unit for part in range(threads + 1)] if threads else []
+
+    def take_part(part: int) -> None:
+        if work(part, edges[part], edges[part + 1]):
+            raise MemoryError("no memory for a kernel to work in")
+
+    others = [find_pool().submit(take_part, part) for part in range(1, threads)]
+    try:
+        if threads:
+            take_part(0)
+    finally:
+        if others:
+            wait(others)  # they write to what is freed once this is left
+    for future in others:
+        future.result()
+
+
+@cache
+def find_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="kernel")
