@@ -10,8 +10,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from fcntl import LOCK_EX, flock
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,14 @@ def put(figure: Figure, figures: list[Figure]) -> list[Figure]:
     names = [(one.name, one.against) for one in figures]
     place = names.index(name) if (name := (figure.name, figure.against)) in names else len(figures)
     return [*figures[:place], figure, *figures[place + 1 :]]
+
+
+def add(name: str, change: Callable[[list[Figure]], list[Figure]]) -> None:
+    """Change the figures of one measurement; others may measure something else meanwhile."""
+    with (ROOT / "speed" / "__main__.py").open() as lock:
+        flock(lock, LOCK_EX)
+        known = read_results(RESULTS)
+        write({**known, name: change(known.get(name, []))})
 
 
 def write(known: dict[str, list[Figure]]) -> None:
@@ -164,12 +174,11 @@ def main() -> None:
             refuse_impossible(figure)
             fresh.append(figure)
             if not given.quick:
-                known = read_results(RESULTS)  # others may measure something else meanwhile
-                write({**known, name: put(figure, known.get(name, []))})
+                add(name, partial(put, figure))
         if not fresh and (given.only or given.against or given.precision):
             print(f"{name}: nothing of it is what --only, --against and --precision ask for")
         if fresh and not (given.quick or given.only or given.against or given.precision):
-            write({**read_results(RESULTS), name: fresh})  # names that nobody measures any more go
+            add(name, lambda _, fresh=fresh: fresh)  # names that nobody measures any more go
 
 
 if __name__ == "__main__":

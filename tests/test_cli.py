@@ -225,6 +225,13 @@ def test_rollout_and_report(folder: Path) -> None:
     assert run(folder, "report", result["run"]).stdout.startswith("# rollout of bakery")
 
 
+def test_a_run_that_learned_nothing_says_so(folder: Path) -> None:
+    few = ["training.steps=2", "training.tasks_per_step=1", "training.group_size=2", "training.eval_every=0"]
+    done = run(folder, "train", *few, "limits.observations=4", "run.name=base")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was learned" in done.stderr
+
+
 def test_config_lists_every_key(folder: Path) -> None:
     keys = ask(folder, "config")
     seed = {"verb": "eval", "key": "seed", "default": 0, "meaning": "Seed of every random choice."}

@@ -357,7 +357,7 @@ def _learn(
     from contextlib import closing
 
     from trialogue.run import read_about
-    from trialogue.view.live import show_steps
+    from trialogue.view.live import NOTHING_LEARNED, show_steps
     from trialogue.view.report import write_report
     from trialogue.view.trackers import Trackers
 
@@ -396,6 +396,8 @@ def _learn(
     state, marks = about["state"], about.get("marks", [])
     for mark in marks:
         click.echo(f"marked: {mark}", err=as_json)
+    if shown.is_in_vain:
+        click.echo(NOTHING_LEARNED, err=True)
     if as_json:
         print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
     elif state == "stopped":

@@ -39,6 +39,10 @@ async def test_padding_is_never_trained(make_model, make_rows, open_engine, loss
         Row([token % (size - 8) for token in row.tokens], row.mask, row.logprobs, row.advantages)
         for row in make_rows(seed=1, count=4)
     ]
+    beyond = Row([1, size - 8], [0, 1], [0.0, 0.0], [0.0, 1.0], id="beyond")
+    for verb in (lambda: engine.forward([beyond]), lambda: engine.forward_backward([*rows, beyond], loss)):
+        with pytest.raises(EngineError, match="row beyond: token ids must be between"):
+            await verb()
     await engine.forward_backward(rows, loss)
     await engine.optim_step(OptimParams(learning_rate=1e-2))
     assert torch.equal(head[size - 8 :], before[size - 8 :])

@@ -18,6 +18,11 @@ from rich.text import Text
 
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
+NOTHING_LEARNED = (
+    "nothing was learned: in no step did siblings, the conversations of one task, get different rewards. Start "
+    "from a model that solves some of the tasks (trialogue sft), or let it try more and other ways "
+    "(training.group_size, training.temperature)"
+)
 
 
 @contextmanager
@@ -48,6 +53,7 @@ class Steps:
         self.passed: tuple[float, float, float] | None = None
         self.cost = 0.0
         self.failed = 0
+        self.changed = 0  # steps that changed the weights
         self.talking: tuple[int, int] | None = None
         self.stopping = False
         self.began = self.stepped = monotonic()
@@ -76,6 +82,7 @@ class Steps:
             self.durations.append(now - self.stepped)
             self.stepped = now
             self.last = metrics
+            self.changed += not metrics.get("skipped")
             self.steps = metrics.get("steps", self.steps)
             self.failed += metrics.get("failed", 0)
             self.cost += metrics.get("cost") or 0.0
@@ -84,6 +91,11 @@ class Steps:
                 self.rewards.append(metrics["reward"])
         if self.tell:
             self._say(metrics)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether no step changed anything."""
+        return bool(self.durations) and not self.changed
 
     def _say(self, metrics: dict[str, Any]) -> None:
         """A line, at most every other second where steps are shorter than that."""
