@@ -19,8 +19,8 @@ from rich.text import Text
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 NOTHING_LEARNED = (
-    "nothing was learned: in no step did siblings, the conversations of one task, get different rewards. Start "
-    "from a model that solves some of the tasks (trialogue sft), or let it try more and other ways "
+    "nothing was learned: in no step did siblings, the conversations of one task, get different rewards. "
+    "Start from a model that solves some of the tasks (trialogue sft), or let it try more and other ways "
     "(training.group_size, training.temperature)"
 )
 
