@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -20,7 +21,16 @@ from typing import Any
 
 from speed.measure import ROOT, Figure, Options, find_rates, to_json
 
-MEASUREMENTS = ("episodes", "step", "sample", "update", "latency", "growth", "start", "reach")
+MEASUREMENTS = {
+    "episodes": "Worlds: TAU2's tasks opened, played and graded",
+    "step": "A step of learning",
+    "sample": "Sampling",
+    "update": "An update",
+    "latency": "Users who take their time",
+    "growth": "Growth",
+    "start": "Waiting for a first result",
+    "reach": "Learning to a goal",
+}
 NEEDS_MODEL = {"step", "sample", "update"}
 RESULTS = ROOT / "speed" / "results.json"
 PAGE = ROOT / "docs" / "speed.md"
@@ -36,34 +46,45 @@ def show(value: float | None) -> str:
 
 
 def to_table(figures: list[Figure]) -> str:
-    lines = ["| what | ours | theirs | times better (range) | against | bound (times away) | by | n |"]
-    lines.append("| --- | ---: | ---: | ---: | --- | ---: | --- | ---: |")
+    lines = ["| what | ours | theirs | times better (range) | against | bound (times away) | n | on |"]
+    lines.append("| --- | ---: | ---: | ---: | --- | ---: | ---: | --- |")
     for one in figures:
-        theirs = "–" if one.theirs is None else show(one.theirs)
         ratio = "–" if one.ratio is None else f"{show(one.ratio)} ({show(one.low)}–{show(one.high)})"
         away = "" if one.away is None else f" ({show(one.away)})"
-        bound = "–" if one.bound is None else f"{show(one.bound)}{away}"
-        ours = f"{show(one.ours)} {one.unit}"
         cells = (
             one.name,
-            ours,
-            theirs,
+            f"{show(one.ours)} {one.unit}",
+            show(one.theirs),
             ratio,
             one.against or "–",
-            bound,
-            one.bounded_by or "–",
+            f"{show(one.bound)}{away}",
             str(one.repetitions),
+            one.measured,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def write_page(figures: list[Figure]) -> None:
+def in_order(figures: list[Figure]) -> list[Figure]:
+    """Cases of a model side by side, whenever each was measured: float32 first, by their numbers."""
+
+    def to_key(figure: Figure) -> tuple[bool, str]:
+        case = figure.name.partition(", ")[2].replace(",", "")
+        return "bfloat16" in case, re.sub(r"\d+", lambda number: number[0].zfill(6), case)
+
+    return sorted(figures, key=to_key)
+
+
+def write_page(known: dict[str, list[Figure]]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    drawn = (PAGE.parent / "images" / "growth.png").exists()
-    parts = [BEGIN, to_table(figures), *([GROWTH] if drawn else []), END]
-    PAGE.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
+    parts = [BEGIN]
+    for name, title in MEASUREMENTS.items():
+        if figures := known.get(name):
+            parts += [f"### {title}", to_table(in_order(figures) if name in ("step", "sample") else figures)]
+        if name == "growth" and (PAGE.parent / "images" / "growth.png").exists():
+            parts.append(GROWTH)
+    PAGE.write_text(before + "\n\n".join([*parts, END]) + after, encoding="utf-8")
 
 
 def read_results(path: Path) -> dict[str, list[Figure]]:
@@ -98,7 +119,7 @@ def write(known: dict[str, list[Figure]]) -> None:
         for line in json.loads(to_json(known.get(name, [])))
     ]
     RESULTS.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    write_page([figure for name in MEASUREMENTS for figure in known.get(name, [])])
+    write_page(known)
 
 
 def refuse_impossible(figure: Figure) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from importlib import import_module, metadata
 from pathlib import Path
 from statistics import median
@@ -61,7 +62,7 @@ class Options:
 class Figure:
     """One line of the table. `ratio` is how many times better ours is, with the range over repetitions;
     `bound` is what the machine would allow at most, in the same unit, and `bounded_by` says by what; `away`
-    is how many times worse ours is than that."""
+    is how many times worse ours is than that; `measured` is the day."""
 
     name: str
     ours: float
@@ -76,6 +77,7 @@ class Figure:
     bound: float | None = None
     bounded_by: str = ""
     away: float | None = None
+    measured: str = field(default_factory=lambda: date.today().isoformat())
 
 
 def compare(

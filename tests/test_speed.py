@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from speed import growth, latency, reach
-from speed.__main__ import MEASUREMENTS, read_results, refuse_impossible, to_table
+from speed.__main__ import MEASUREMENTS, in_order, read_results, refuse_impossible, to_table
 from speed.measure import ROOT, Options, Part, alternate, compare, join_versions, to_json
 
 QUICK = Options(quick=True, repetitions=1)
@@ -23,7 +24,27 @@ def test_a_figure_tells_how_many_times_better_ours_is_and_how_far_from_the_bound
     rate = compare("sampling", "tokens/s", [(60.0, 20.0)], "peer", more_is_better=True, bound=120.0)
     assert (rate.ratio, rate.away) == (3, 2)
     row = to_table([seconds]).splitlines()[2]
-    assert row == "| step | 3 s | 8 | 3 (2–4) | peer | 1.5 (2) | – | 3 |"
+    assert row == f"| step | 3 s | 8 | 3 (2–4) | peer | 1.5 (2) | 3 | {date.today().isoformat()} |"
+
+
+def test_cases_stand_by_their_numbers() -> None:
+    names = ["x, batch of 32", "x, batch of 8, bfloat16", "y, prefix 2,000", "x, batch of 8", "x, prefix 500"]
+    figures = [compare(name, "s", [(1.0, 2.0)], "peer") for name in names]
+    expected = [
+        "x, batch of 8",
+        "x, batch of 32",
+        "x, prefix 500",
+        "y, prefix 2,000",
+        "x, batch of 8, bfloat16",
+    ]
+    assert [figure.name for figure in in_order(figures)] == expected
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    for figures in read_results(ROOT / "speed" / "results.json").values():
+        for row in to_table(figures).splitlines()[2:]:
+            assert row in page
 
 
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
