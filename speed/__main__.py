@@ -49,7 +49,9 @@ def to_table(figures: list[Figure]) -> str:
     lines = ["| what | ours | theirs | times better (range) | against | bound (times away) | n | on |"]
     lines.append("| --- | ---: | ---: | ---: | --- | ---: | ---: | --- |")
     for one in figures:
-        ratio = "–" if one.ratio is None else f"{show(one.ratio)} ({show(one.low)}–{show(one.high)})"
+        ratio = show(one.ratio)
+        if one.ratio is not None and one.repetitions > 1:
+            ratio += f" ({show(one.low)}–{show(one.high)})"
         away = "" if one.away is None else f" ({show(one.away)})"
         cells = (
             one.name,
@@ -197,7 +199,8 @@ def main() -> None:
             if not given.quick:
                 add(name, partial(put, figure))
         if not fresh and (given.only or given.against or given.precision):
-            print(f"{name}: nothing of it is what --only, --against and --precision ask for")
+            print(f"{name}: nothing of it is what --only, --against and --precision ask for", end="")
+            print("; with --quick cases have other sizes and names" if given.quick else "")
         if fresh and not (given.quick or given.only or given.against or given.precision):
             add(name, lambda _, fresh=fresh: fresh)  # names that nobody measures any more go
 

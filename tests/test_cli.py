@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -156,7 +157,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     [
         (["init", "My-Bakery"], "'My-Bakery' is no name for a domain: use small letters"),
         (["check", "bakry"], "no module:name; did you mean bakery?"),
-        (["train", "bakery"], "there is no config file bakery"),
+        (["train", "bakery"], "there is no config file bakery; a domain is named by domain=bakery"),
         (["eval", "bakery", "--agent", "nobody"], "there is no model 'nobody'; allowed are oracle"),
         (["eval", "bakery", "limits.turns=3"], "limits.turns: no such key; allowed here: observations"),
         (["eval", "bakery", "seed=x"], "seed: input should be a valid integer"),
@@ -227,9 +228,26 @@ def test_rollout_and_report(folder: Path) -> None:
 
 def test_a_run_that_learned_nothing_says_so(folder: Path) -> None:
     few = ["training.steps=2", "training.tasks_per_step=1", "training.group_size=2", "training.eval_every=0"]
-    done = run(folder, "train", *few, "limits.observations=4", "run.name=base")
+    done = run(folder, "train", *few, "limits.observations=4", "tasks.levels=[1]", "run.name=base")
     assert done.returncode == 0, done.stderr
-    assert "nothing was learned" in done.stderr
+    assert "nothing was learned: most replies were cut off" in done.stderr
+    assert 'evaluate it: trialogue eval shop --agent runs/base "tasks.levels=[1]"' in done.stdout
+    again = run(folder, "train", "--resume", "runs/base")
+    assert "runs/base had nothing left to do" in again.stderr
+    assert "nothing was learned" not in again.stderr
+    for verb in ("eval", "sft"):
+        other = run(folder, verb, "--resume", "runs/base")
+        assert other.stderr.endswith("is a run of `trialogue train`, and only that goes on with it\n"), verb
+
+
+def test_who_has_no_oracle_is_told_what_to_record(folder: Path) -> None:
+    done = run(folder, "sft", "domain=bakery")
+    assert done.returncode == 2
+    told = re.search("`(trialogue rollout .*)`", done.stderr)
+    assert told is not None
+    run(folder, *told[1].replace("trials 40", "trials 1").split()[1:])
+    again = run(folder, "sft", "domain=bakery", "sft.examples=runs/gold", "sft.epochs=1")
+    assert again.returncode == 0, again.stderr
 
 
 def test_config_lists_every_key(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
+from trialogue.cli_learn import learn
 from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_chat, to_config, to_usage_error
 from trialogue.cli_users import users_verb
 
@@ -329,7 +329,7 @@ def sft_verb(
     from trialogue.learn.sft import sft
 
     extra = [] if side is None else [f"sft.side={side}"]
-    _learn(sft, SftConfig, file, (*extra, *settings), resume, as_json)
+    learn(sft, SftConfig, file, (*extra, *settings), resume, as_json)
 
 
 @main.command("train")
@@ -347,69 +347,7 @@ def train_verb(file: str | None, settings: tuple[str, ...], resume: str | None, 
     from trialogue.config import TrainConfig
     from trialogue.learn.train import train
 
-    _learn(train, TrainConfig, file, settings, resume, as_json)
-
-
-def _learn(
-    verb: Any, kind: Any, file: str | None, settings: tuple[str, ...], resume: str | None, as_json: bool
-) -> None:
-    import asyncio
-    from contextlib import closing
-
-    from trialogue.run import read_about
-    from trialogue.view.live import NOTHING_LEARNED, show_steps
-    from trialogue.view.report import write_report
-    from trialogue.view.trackers import Trackers
-
-    if file is not None and "=" in file:
-        settings, file = (file, *settings), None
-    config = to_config(kind, None, settings, file, {}, resume)
-    if int(os.environ.get("RANK", "0")) and "LOCAL_RANK" in os.environ:  # torchrun's others
-        from trialogue.learn.checkpoint import follow
-
-        follow(config.learner, int(verb.__name__ == "train" and config.loss.kl > 0), config.seed)
-        return
-    title = f"trialogue {verb.__name__} · {config.domain} · {config.learner.model}"
-    steps = config.training.steps if verb.__name__ == "train" else None
-    trackers = Trackers(config.run.track)
-    run: list[Path] = []
-    try:
-        with closing(trackers), show_steps(as_json, title, steps) as shown:
-
-            def started(path: Path) -> None:
-                run.append(path)
-                shown.started(path)
-                trackers.started(path)
-
-            def watch(step: int, metrics: dict[str, Any]) -> None:
-                shown(step, metrics)
-                trackers(step, metrics)
-
-            resumed = Path(resume) if resume else None
-            path = asyncio.run(verb(config, resume=resumed, watch=watch, started=started))
-    except KeyboardInterrupt:
-        if run:
-            click.echo(f"stopped at once; go on from the last checkpoint with: --resume {run[0]}", err=True)
-        raise
-    write_report(path)
-    about = read_about(path)
-    state, marks = about["state"], about.get("marks", [])
-    for mark in marks:
-        click.echo(f"marked: {mark}", err=as_json)
-    if shown.is_in_vain:
-        click.echo(NOTHING_LEARNED, err=True)
-    if as_json:
-        print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
-    elif state == "stopped":
-        click.echo(f"stopped and saved; go on with: trialogue {verb.__name__} --resume {path}")
-    else:
-        click.echo(f"model: {path / 'model'}")
-        if verb.__name__ == "sft" and config.sft.side == "user":
-            click.echo(f"let it play: trialogue eval {config.domain} --user local:{path} user.prompt=card")
-        else:
-            click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}")
-            click.echo(f"talk to it: trialogue chat {path}")
-        click.echo(f"look at it: trialogue view {path}")
+    learn(train, TrainConfig, file, settings, resume, as_json)
 
 
 @main.command("export")

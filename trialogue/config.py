@@ -550,7 +550,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise ConfigError(f"there is no config file {path}") from None
+        hint = "" if path.suffix == ".toml" else f"; a domain is named by domain={path}"
+        raise ConfigError(f"there is no config file {path}{hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 

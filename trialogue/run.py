@@ -311,8 +311,14 @@ def read_config(kind: type[C], path: Path) -> C:
         raise RunError(f"{path} is no run directory: it has no config.json") from None
     except (ValueError, RecursionError) as error:
         raise RunError(f"{file} is not JSON: {error}") from None
-    folder = read_about(path).get("folder") if (path / "run.json").is_file() else None
-    return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
+    about = read_about(path) if (path / "run.json").is_file() else {}
+    folder, own = about.get("folder"), str(about.get("kind", ""))
+    try:
+        return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
+    except ConfigError:
+        if own and kind.__name__ != f"{own.capitalize()}Config":
+            raise RunError(f"{path} is a run of `trialogue {own}`, and only that goes on with it") from None
+        raise
 
 
 def settle(config: R, kind: Kind, resume: Path | None) -> R:
@@ -354,7 +360,7 @@ def read_resumed(path: Path, given: R) -> R:
     wrong = [key for key in wrong if not key.startswith("budget.")]
     if wrong:
         raise ConfigError(
-            f"a resumed run keeps its own settings, and {path} was begun with {', '.join(wrong)}; leave "
+            f"a resumed run keeps its own settings, and those of {path} are {', '.join(wrong)}; leave "
             "yours out (only the budget and more training.steps can be given)"
         )
     return resumed

@@ -183,7 +183,7 @@ def to_overrides(config: TrainConfig, out: Path, tasks: int) -> dict[str, Any]:
     if training.tasks_per_step % training.mini_batches:
         raise ConfigError("training.mini_batches must divide training.tasks_per_step for verl")
     if optimizer.schedule == "linear":
-        raise ConfigError("verl knows the schedules constant and cosine, not linear")
+        raise ConfigError("verl knows no linear schedule: set optimizer.schedule=constant or cosine")
     prompt = int(given.get("data.max_prompt_length", config.limits.context_tokens // 4))
     shared = int(given.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1))
     longest = math.ceil(config.limits.context_tokens / shared)  # a row is split over that many GPUs

@@ -213,7 +213,11 @@ def to_teacher(domain: Domain, faults: float) -> ModelSource:
     """The domain's oracle, perhaps with faults: imitating a perfect one leaves nothing to reinforce."""
     oracle = domain.oracle
     if oracle is None:
-        raise ConfigError(f"{domain.name} has no oracle to learn from; name a run or file in sft.examples")
+        name = domain.reference or domain.name
+        raise ConfigError(
+            f"{domain.name} has no oracle to learn from. Record its gold calls, `trialogue rollout {name} "
+            "--agent gold --split train --trials 40 run.name=gold`, and take those: sft.examples=runs/gold"
+        )
     if not faults:
         return oracle
 

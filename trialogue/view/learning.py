@@ -66,6 +66,8 @@ def _sentence(
     known = [line for line in checks if "pass^1" in line]
     taken = f"{steps[-1]['step']} steps" if steps else "no step"
     words = [f"State: {about['state']}, after {taken}."]
+    if about["state"] == "stopped":
+        words.append(f"`trialogue {about['kind']} --resume RUN` goes on.")
     if known:
         last, first = known[-1], known[0]
         words.append(

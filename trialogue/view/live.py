@@ -18,10 +18,14 @@ from rich.text import Text
 
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
-NOTHING_LEARNED = (
+NO_SIGNAL = (
     "nothing was learned: in no step did siblings, the conversations of one task, get different rewards. "
     "Start from a model that solves some of the tasks (trialogue sft), or let it try more and other ways "
     "(training.group_size, training.temperature)"
+)
+CUT_OFF = (
+    "nothing was learned: most replies were cut off at limits.reply_tokens before they said anything. A "
+    "model that does not know how to hold such a conversation has to imitate some first (trialogue sft)"
 )
 
 
@@ -92,10 +96,11 @@ class Steps:
         if self.tell:
             self._say(metrics)
 
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether no step changed anything."""
-        return bool(self.durations) and not self.changed
+    def find_fault(self) -> str | None:
+        """Why nothing was learned, if no step changed anything."""
+        if not self.durations or self.changed:
+            return None
+        return CUT_OFF if self.last.get("cut_off", 0.0) > 0.5 else NO_SIGNAL
 
     def _say(self, metrics: dict[str, Any]) -> None:
         """A line, at most every other second where steps are shorter than that."""
