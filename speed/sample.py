@@ -1,8 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
 """Sampling on SmolLM2-135M: 32 conversations of 6 turns that share their first 500 or 2,000 tokens, and plain
-batches of 1, 8 and 32. Beside transformers only the first 2 turns are held: later ones are longer, and it is
-the slower the longer they are.
+batches of 1, 8 and 32. Beside transformers, which takes minutes for them, only the first 2 turns are held.
 
 Every side gets the same token ids in and gives the same number out; a peer keeps of earlier turns what it can
 keep: transformers' `generate` nothing, its continuous batching and vLLM what their prefix caches hold, the
