@@ -91,7 +91,7 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
     ("overrides", "problem"),
     [
         (["training.mini_batches=3"], "must divide"),
-        (["optimizer.schedule=linear"], "not linear"),
+        (["optimizer.schedule=linear"], "set optimizer.schedule=constant or cosine"),
         (["loss.reduction=constant", "loss.constant=10.5"], "whole number"),
         (["training.curriculum=0.7"], "verl knows nothing like training.curriculum"),
         (["training.score_failures=true", "checks.entropy=0.1"], "training.score_failures, checks.entropy"),

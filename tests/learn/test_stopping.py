@@ -113,7 +113,9 @@ def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: 
     else:
         assert status == 130, shown
         assert time.monotonic() - pressed < 30  # not the minute the user thinks
-        assert "stopped at once; go on from the last checkpoint with: --resume" in shown
+        assert (
+            "stopped at once; go on from the last checkpoint, if any, with: trialogue train --resume" in shown
+        )
         assert not list_checkpoints(run)
 
 

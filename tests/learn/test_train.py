@@ -197,12 +197,12 @@ def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
     for word in ("training.group_size=8", "optimizer.learning_rate=1e-6", "seed=7"):
         done = CliRunner().invoke(main, ["train", word, "--resume", str(parts)])
         assert done.exit_code == 2, done.output
-    assert "begun with seed=0; leave yours out" in done.output
+    assert "are seed=0; leave yours out" in done.output
     file = parts.parent / "other.toml"
     file.write_text("seed = 0\n", encoding="utf-8")
     done = CliRunner().invoke(main, ["train", str(file), "--resume", str(parts)])
     assert (done.exit_code, "leave the config file" in done.output) == (2, True)
-    with pytest.raises(ConfigError, match=r"begun with training.group_size=4"):
+    with pytest.raises(ConfigError, match=r"are training.group_size=4"):
         asyncio.run(train(make("parts", training__steps=1, training__group_size=8), resume=parts))
     done = CliRunner().invoke(main, ["train", "training.steps=2", "--resume", str(parts), "--json"])
     assert done.exit_code == 0, done.output
