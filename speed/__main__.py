@@ -99,11 +99,20 @@ def read_results(path: Path) -> dict[str, list[Figure]]:
     return known
 
 
-def put(figure: Figure, figures: list[Figure]) -> list[Figure]:
-    """In the place of what was measured before under its name, or behind the others."""
+def put(figure: Figure, figures: list[Figure], *, finished: bool = True) -> list[Figure]:
+    """In the place of what was measured before under its name, or behind the others. One that waits for more
+    repetitions does not take the place of one that has them."""
     names = [(one.name, one.against) for one in figures]
     place = names.index(name) if (name := (figure.name, figure.against)) in names else len(figures)
+    if not finished and figures[place:] and figures[place].repetitions > figure.repetitions:
+        return figures
     return [*figures[:place], figure, *figures[place + 1 :]]
+
+
+def put_all(fresh: list[Figure], figures: list[Figure]) -> list[Figure]:
+    for figure in fresh:
+        figures = put(figure, figures)
+    return figures
 
 
 def add(name: str, change: Callable[[list[Figure]], list[Figure]]) -> None:
@@ -195,14 +204,15 @@ def main() -> None:
         for figure in figures:
             print(to_table([figure]).splitlines()[-1], flush=True)
             refuse_impossible(figure)
-            fresh.append(figure)
+            fresh = put(figure, fresh)
             if not given.quick:
-                add(name, partial(put, figure))
-        if not fresh and (given.only or given.against or given.precision):
+                add(name, partial(put, figure, finished=False))
+        is_part = bool(given.only or given.against or given.precision)
+        if not fresh and is_part:
             print(f"{name}: nothing of it is what --only, --against and --precision ask for", end="")
             print("; with --quick cases have other sizes and names" if given.quick else "")
-        if fresh and not (given.quick or given.only or given.against or given.precision):
-            add(name, lambda _, fresh=fresh: fresh)  # names that nobody measures any more go
+        if fresh and not given.quick:  # of the whole, names that nobody measures any more go
+            add(name, lambda known, fresh=fresh, keep=is_part: put_all(fresh, known if keep else []))
 
 
 if __name__ == "__main__":

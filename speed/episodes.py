@@ -227,10 +227,10 @@ def pair(
     data = options.data or options.tau2
     ours = partial(Part, "episodes", f"ours{work}", domain=domain, data=data, count=count or OPEN_OURS)
     if options.tau2 is None or options.tau2_python is None:
-        (found,) = alternate([ours], options.repetitions)
+        *_, (found,) = alternate([ours], options.repetitions)
         other = {"versions": {"tau2": "1.0.1"}, **recorded}
         return found, [other] * len(found), "tau2-bench, recorded on such a core"
     settings = {"domain": domain, "checkout": options.tau2, "count": count or OPEN_THEIRS}
     theirs = partial(Part, "episodes", f"tau2-bench{work}", options.tau2_python, **settings)
-    one, other = alternate([ours, theirs], options.repetitions, anew=bool(work))
+    *_, (one, other) = alternate([ours, theirs], options.repetitions, anew=bool(work))
     return one, other, f"tau2-bench {other[0]['versions']['tau2']}"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from math import log
 from pathlib import Path
+from statistics import median
 
 from speed.measure import ROOT, Figure, Options, alone
 from speed.world import Store, make_domain, write_three
@@ -102,12 +103,17 @@ def measure(options: Options) -> list[Figure]:
         "concurrency": (1, 4, 16) if small else (1, 4, 16, 64, 256, 1024, 4096),
     }
     count = 100 if small else 4096
-    curves = {
-        "conversations": [(size, talk(size, 10, 256)) for size in sizes["conversations"]],
-        "turns": [(size, talk(count // 8, size, 64)) for size in sizes["turns"]],
-        "records": [(size, time_records(size)) for size in sizes["records"]],
-        "concurrency": [(size, talk(count, 10, size)) for size in sizes["concurrency"]],
+    work: dict[str, Callable[[int], float]] = {
+        "conversations": lambda size: talk(size, 10, 256),
+        "turns": lambda size: talk(count // 8, size, 64),
+        "records": time_records,
+        "concurrency": lambda size: talk(count, 10, size),
     }
+    rounds = [
+        {name: [(size, work[name](size)) for size in sizes[name]] for name in work}
+        for _ in range(options.repetitions)
+    ]
+    curves = {name: find_middle([curve[name] for curve in rounds]) for name in work}
     if not small:
         draw(curves, PICTURE)
     figures: list[Figure] = []
@@ -119,12 +125,17 @@ def measure(options: Options) -> list[Figure]:
             alone(
                 f"growth with {name}, {first[0]:,} → {last[0]:,} ({growth})",
                 "slope",
-                [find_slope(points)],
+                [find_slope(curve[name]) for curve in rounds],
                 bound=limit,
                 bounded_by="linear" if limit else "constant: the same work",
             )
         )
     return figures
+
+
+def find_middle(curves: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """The median at each size."""
+    return [(points[0][0], median(seconds for _, seconds in points)) for points in zip(*curves, strict=True)]
 
 
 def draw(curves: dict[str, list[tuple[int, float]]], target: Path) -> None:

@@ -12,7 +12,9 @@ what is written down on every side, so that only waiting is measured.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from random import Random
 from time import perf_counter, sleep
@@ -177,30 +179,38 @@ def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> C
 PARTS = {"TRL": wait_in_trl}
 
 
-def measure(options: Options) -> list[Figure]:
+def measure(options: Options) -> Iterator[Figure]:
     from speed.world import make_domain
 
     conversations, pace = (32, 0.2) if options.quick else (256, 1.0)
     name = f"{conversations} conversations, user latency {TYPICAL * pace * 1000:.0f} ms with a long tail"
+    by = "critical path: the conversation whose user takes longest"
     world = make_domain()
     asyncio.run(hold(world, conversations, 0, 0.0))  # what is found once per domain is found here
-    found = [asyncio.run(hold(world, conversations, seed, pace)) for seed in range(options.repetitions)]
-    bound = sum(path for _, path, _ in found) / len(found)
-    by = "critical path: the conversation whose user takes longest"
-    path = [(seconds, path) for seconds, path, _ in found]
-    figures = [compare(name, "s", path, "critical path (1 is the bound)", bound=bound, bounded_by=by)]
-    if options.trl is None or options.model is None:
-        print("latency: TRL left out, name the Python of an environment with it by --trl-python")
-        pairs = [(seconds, every) for seconds, _, every in found]
-        against = "one user call after the other (sum of the waits, computed)"
-        return [*figures, compare(name, "s", pairs, against, bound=bound, bounded_by=by)]
-    settings = {"folder": options.model, "conversations": conversations, "pace": pace}
-    for rounds, against in ((False, "TRL's tool loop"), (True, "TRL, rollout_func in rounds")):
-        with Part("latency", "TRL", options.trl, **settings, rounds=rounds) as part:
-            theirs = [part.run() for _ in found]
-        assert all(one["conversations"] == conversations for one in theirs)
-        pairs = [(ours[0], other["seconds"]) for ours, other in zip(found, theirs, strict=True)]
-        versions = join_versions({"versions": find_versions()}, theirs[0], "TRL")
-        against = against.replace("TRL", f"TRL {versions['trl']}", 1)
-        figures.append(compare(name, "s", pairs, against, bound=bound, bounded_by=by, versions=versions))
-    return figures
+    with ExitStack() as stack:
+        peers: dict[str, Part] = {}
+        if options.trl is None or options.model is None:
+            print("latency: TRL left out, name the Python of an environment with it by --trl-python")
+        else:
+            settings = {"folder": options.model, "conversations": conversations, "pace": pace}
+            for rounds, against in ((False, "TRL's tool loop"), (True, "TRL, rollout_func in rounds")):
+                part = Part("latency", "TRL", options.trl, **settings, rounds=rounds)
+                peers[against] = stack.enter_context(part)
+        found: list[tuple[float, float, float]] = []
+        theirs: dict[str, list[dict[str, Any]]] = {against: [] for against in peers}
+        for seed in range(options.repetitions):
+            found.append(asyncio.run(hold(world, conversations, seed, pace)))
+            bound = sum(path for _, path, _ in found) / len(found)
+            tell = partial(compare, name, "s", bound=bound, bounded_by=by)
+            yield tell([(seconds, path) for seconds, path, _ in found], "critical path (1 is the bound)")
+            if not peers:
+                pairs = [(seconds, every) for seconds, _, every in found]
+                yield tell(pairs, "one user call after the other (sum of the waits, computed)")
+            for against, part in peers.items():
+                theirs[against].append(part.run())
+                assert theirs[against][-1]["conversations"] == conversations
+                pairs = [
+                    (one[0], other["seconds"]) for one, other in zip(found, theirs[against], strict=True)
+                ]
+                versions = join_versions({"versions": find_versions()}, theirs[against][0], "TRL")
+                yield tell(pairs, against.replace("TRL", f"TRL {versions['trl']}", 1), versions=versions)

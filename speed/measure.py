@@ -12,7 +12,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -217,16 +217,17 @@ def serve(module: str, name: str, settings: dict[str, Any]) -> None:
 
 def alternate(
     parts: Sequence[Callable[[], Part]], repetitions: int, *, anew: bool = False
-) -> list[list[dict[str, Any]]]:
-    """Results of each part, one run of each in turn, so that a change of the machine's pace meets all. With
-    `anew` every run has a process of its own, which is what its peak memory is of."""
-    if anew:
-        rounds = [[run_once(make) for make in parts] for _ in range(repetitions)]
-    else:
-        with ExitStack() as stack:
-            made = [stack.enter_context(make()) for make in parts]
-            rounds = [[part.run() for part in made] for _ in range(repetitions)]
-    return [list(results) for results in zip(*rounds, strict=True)]
+) -> Iterator[list[list[dict[str, Any]]]]:
+    """Results of each part so far, told after every round, so that whoever stops keeps what there is. A round
+    is one run of each in turn: a change of the machine's pace meets all. With `anew` every run has a process
+    of its own, which is what its peak memory is of."""
+    results: list[list[dict[str, Any]]] = [[] for _ in parts]
+    with ExitStack() as stack:
+        made = [] if anew else [stack.enter_context(make()) for make in parts]
+        for _ in range(repetitions):
+            for place, make in enumerate(parts):
+                results[place].append(run_once(make) if anew else made[place].run())
+            yield results
 
 
 def run_once(make: Callable[[], Part]) -> dict[str, Any]:

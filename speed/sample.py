@@ -265,25 +265,23 @@ def tell(case: Case, precision: str) -> str:
 
 def match(
     case: Case, precision: str, peers: list[Peer], repetitions: int, folder: str, rates: dict[str, float]
-) -> list[Figure]:
+) -> Iterator[Figure]:
     """Ours and all of these peers in turn."""
     prompt, talks, turns, new = case
     if precision != "float32":
         peers = [peer for peer in peers if "gguf" not in peer[2]]
     if not peers:
-        return []
+        return
     settings = {"folder": folder, "prompt": prompt, "talks": talks, "turns": turns, "new": new}
     settings["precision"] = precision
     sides = [("ours", None, {}), *peers]
     made = [partial(Part, "sample", name, python, **settings, **more) for name, python, more in sides]
-    ours, *others = alternate(made, repetitions)
     tokens = talks * turns * new
-    figures: list[Figure] = []
-    for (peer, _, _), theirs in zip(peers, others, strict=True):
-        rows = list(zip(ours, theirs, strict=True))
-        assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
-        figures.append(
-            compare(
+    for ours, *others in alternate(made, repetitions):
+        for (peer, _, _), theirs in zip(peers, others, strict=True):
+            rows = list(zip(ours, theirs, strict=True))
+            assert all(one["tokens"] == other["tokens"] == tokens for one, other in rows)
+            yield compare(
                 tell(case, precision),
                 "tokens/s",
                 [(one["rate"], other["rate"]) for one, other in rows],
@@ -293,8 +291,6 @@ def match(
                 bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
                 versions=join_versions(ours[0], theirs[0], peer),
             )
-        )
-    return figures
 
 
 def find_least(case: Case, rates: dict[str, float]) -> float:

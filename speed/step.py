@@ -231,40 +231,46 @@ def measure(options: Options) -> Iterator[Figure]:
         is_long = SIBLINGS * (prompt + new) > LONG
         settings = {"folder": options.model, "prompt": prompt, "new": new, "turns": turns}
         settings |= {"before": 0 if is_long else 1, "precision": precision}
-        ours, theirs = alternate(
-            [
-                partial(Part, "step", "ours", **settings),
-                partial(Part, "step", "TRL", options.trl, **settings),
-            ],
-            options.repetitions,
-            anew=True,
-        )
-        rows = list(zip(ours, theirs, strict=True))
-        assert all(one["tokens"] == other["tokens"] == SIBLINGS * new for one, other in rows)
-        whole = prompt + SIBLINGS * (new + (turns - 1) * OBSERVED)
-        assert all(one["distinct"] > 0.97 * whole for one, _ in rows), "siblings say the same"
-        versions = join_versions(ours[0], theirs[0], "TRL")
-        bounds = find_least(prompt, new, turns, rates)
-        for name in ("step", "generation", "update"):
-            pairs = [(take(one, name), take(other, name)) for one, other in rows]
-            yield compare(
-                f"GRPO {name}, {case}",
-                "s",
-                pairs,
-                f"TRL {versions['trl']}",
-                bound=bounds[name],
-                bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
-                versions=versions,
-            )
+        sides = [
+            partial(Part, "step", "ours", **settings),
+            partial(Part, "step", "TRL", options.trl, **settings),
+        ]
+        for ours, theirs in alternate(sides, options.repetitions, anew=True):
+            yield from match(case, (prompt, new, turns), list(zip(ours, theirs, strict=True)), rates)
+
+
+def match(
+    case: str,
+    sizes: tuple[int, int, int],
+    rows: list[tuple[dict[str, Any], dict[str, Any]]],
+    rates: dict[str, float],
+) -> Iterator[Figure]:
+    """The figures of a case, out of the repetitions that there are."""
+    prompt, new, turns = sizes
+    assert all(one["tokens"] == other["tokens"] == SIBLINGS * new for one, other in rows)
+    whole = prompt + SIBLINGS * (new + (turns - 1) * OBSERVED)
+    assert all(one["distinct"] > 0.97 * whole for one, _ in rows), "siblings say the same"
+    versions = join_versions(*rows[0], "TRL")
+    bounds = find_least(prompt, new, turns, rates)
+    for name in ("step", "generation", "update"):
         yield compare(
-            f"peak memory of the step, {case}",
-            "GB",
-            [(one["peak"], other["peak"]) for one, other in rows],
+            f"GRPO {name}, {case}",
+            "s",
+            [(take(one, name), take(other, name)) for one, other in rows],
             f"TRL {versions['trl']}",
-            bound=(BODY + EMBEDDING) * 16 / 1e9,
-            bounded_by="weights, gradients and Adam's two moments in float32",
+            bound=bounds[name],
+            bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
             versions=versions,
         )
+    yield compare(
+        f"peak memory of the step, {case}",
+        "GB",
+        [(one["peak"], other["peak"]) for one, other in rows],
+        f"TRL {versions['trl']}",
+        bound=(BODY + EMBEDDING) * 16 / 1e9,
+        bounded_by="weights, gradients and Adam's two moments in float32",
+        versions=versions,
+    )
 
 
 def take(result: dict[str, Any], name: str) -> float:

@@ -101,37 +101,40 @@ def measure(options: Options) -> Iterator[Figure]:
         if not options.wants(f"update, {case}"):
             continue
         settings = {"folder": options.model, "prompt": prompt, "new": new}
-        ours, packed, padded = alternate(
-            [
-                partial(Part, "update", "ours", **settings, share=True),
-                partial(Part, "update", "ours", **settings, share=False),
-                partial(Part, "update", "padded", **settings),
-            ],
-            options.repetitions,
-            anew=True,
-        )
-        flops = 6 * (
-            BODY * ours[0]["tokens"] + EMBEDDING * sum(len(row) - prompt for row in make_rows(prompt, new))
-        )
-        for theirs, against in ((packed, "packed without sharing"), (padded, "padded batch in transformers")):
-            rows = list(zip(ours, theirs, strict=True))
-            fewer = rows[0][1]["tokens"] / rows[0][0]["tokens"]
-            versions = join_versions(ours[0], theirs[0], against)
-            yield compare(
-                f"update, {case} ({fewer:.1f} times fewer tokens)",
-                "s",
-                [(one["seconds"], other["seconds"]) for one, other in rows],
-                against,
-                bound=flops / rates["flops"],
-                bounded_by="every distinct token forward and backward at GEMM speed",
-                versions=versions,
-            )
-            yield compare(
-                f"peak memory of the update, {case}",
-                "GB",
-                [(one["peak"], other["peak"]) for one, other in rows],
-                against,
-                bound=(BODY + EMBEDDING) * 16 / 1e9,
-                bounded_by="weights, gradients and Adam's two moments in float32",
-                versions=versions,
-            )
+        sides = [
+            partial(Part, "update", "ours", **settings, share=True),
+            partial(Part, "update", "ours", **settings, share=False),
+            partial(Part, "update", "padded", **settings),
+        ]
+        trained = sum(len(row) - prompt for row in make_rows(prompt, new))
+        for ours, packed, padded in alternate(sides, options.repetitions, anew=True):
+            least = 6 * (BODY * ours[0]["tokens"] + EMBEDDING * trained) / rates["flops"]
+            yield from match(case, ours, packed, "packed without sharing", least)
+            yield from match(case, ours, padded, "padded batch in transformers", least)
+
+
+def match(
+    case: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], against: str, least: float
+) -> Iterator[Figure]:
+    """Time and memory, out of the repetitions that there are."""
+    rows = list(zip(ours, theirs, strict=True))
+    fewer = theirs[0]["tokens"] / ours[0]["tokens"]
+    versions = join_versions(ours[0], theirs[0], against)
+    yield compare(
+        f"update, {case} ({fewer:.1f} times fewer tokens)",
+        "s",
+        [(one["seconds"], other["seconds"]) for one, other in rows],
+        against,
+        bound=least,
+        bounded_by="every distinct token forward and backward at GEMM speed",
+        versions=versions,
+    )
+    yield compare(
+        f"peak memory of the update, {case}",
+        "GB",
+        [(one["peak"], other["peak"]) for one, other in rows],
+        against,
+        bound=(BODY + EMBEDDING) * 16 / 1e9,
+        bounded_by="weights, gradients and Adam's two moments in float32",
+        versions=versions,
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from speed import growth, latency, reach
-from speed.__main__ import MEASUREMENTS, in_order, read_results, refuse_impossible, to_table
+from speed.__main__ import MEASUREMENTS, in_order, put, read_results, refuse_impossible, to_table
 from speed.measure import ROOT, Options, Part, alternate, compare, join_versions, to_json
 
 QUICK = Options(quick=True, repetitions=1)
@@ -47,6 +48,15 @@ def test_the_page_shows_what_was_measured() -> None:
             assert row in page
 
 
+def test_who_stops_keeps_what_was_measured_more_often() -> None:
+    often, anew = (compare("step", "s", [(1.0, many)] * many, "peer") for many in (3, 2))
+    assert put(anew, [often], finished=False) == [often]
+    assert put(anew, [often]) == [anew]
+    assert put(often, [anew], finished=False) == [often]
+    other = compare("step", "s", [(1.0, 2.0)], "another")
+    assert put(other, [often], finished=False) == [often, other]
+
+
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     figure = compare("step", "s", [(2.0, 8.0)], "peer", versions={"trl": "1.16.0"})
     lines = [{"measurement": "step", **line} for line in json.loads(to_json([figure]))]
@@ -73,13 +83,14 @@ def test_every_measurement_is_a_script_and_named_on_the_page() -> None:
 
 
 def test_a_part_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    broken = partial(Part, "episodes", "tau2-bench", domain="retail", checkout="/none", count=1)
     with pytest.raises(SystemExit, match=r"episodes:tau2-bench failed with status 1"):
-        alternate([lambda: Part("episodes", "tau2-bench", domain="retail", checkout="/none", count=1)], 1)
+        next(alternate([broken], 1))
     assert "Error" in capfd.readouterr().err
 
 
 def test_slow_users_are_waited_for_side_by_side() -> None:
-    figures = latency.measure(QUICK)
+    figures = list(latency.measure(QUICK))
     assert [figure.repetitions for figure in figures] == [1, 1]
     assert (figures[1].ratio or 0) > 2  # thirty-two conversations are not held one after the other
 
