@@ -182,7 +182,7 @@ def main() -> None:
             f"there is no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASUREMENTS)}"
         )
     model = given.model
-    needs = NEEDS_MODEL | ({"latency"} if given.trl else set())
+    needs = {*NEEDS_MODEL, "latency"} if given.trl else NEEDS_MODEL
     if model is None and needs & set(chosen):
         from trialogue.engine.models import find_folder
 

@@ -75,6 +75,6 @@ def count_flops(run: Path, last: int) -> float:
     for step in range(1, last + 1):
         for _, line in read_lines(run / "trajectories" / f"step-{step:06d}.jsonl"):
             for turn in line["turns"]:
-                held = turn.get("tokens") or {}
+                held: dict[str, list[int]] = turn.get("tokens") or {}
                 tokens += len(held.get("prompt", ())) + len(held.get("reply", ()))
     return (2 + 6) * weights * tokens

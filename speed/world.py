@@ -140,6 +140,7 @@ def measure_conversations(domain: Domain, tasks: list[Task], rounds: int = 3) ->
         return [len(item.turns) for item in held]
 
     speeds: list[float] = []
+    turns: list[int] = []
     for _ in range(rounds):
         started = time.process_time()
         turns = asyncio.run(hold())
@@ -153,7 +154,7 @@ def measure() -> dict[str, float]:
     environment = domain.open(task)
     written = write_three(domain.open(task))
     written.digest()  # the base's own sum is made once
-    written.database.orders.where(customer="C1")  # and so is its index
+    written.call("find_orders", {"customer": "C1"})  # and so is its index
     numbers = iter(range(10**9))
 
     def write() -> object:

@@ -51,6 +51,25 @@ def test_what_was_compiled_is_kept(compile_once, cache, monkeypatch):
     assert len(list(cache.iterdir())) == 2
 
 
+def test_what_nobody_loaded_for_a_month_goes(compile_once, cache, monkeypatch):
+    compile_once()
+    (first,) = cache.iterdir()
+    other = cache / "decode-0123.so"
+    other.write_bytes(b"of another source")
+    for path in (first, other):
+        os.utime(path, (0, 0))
+    assert not compile_once()  # loaded, it counts as new
+    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, "-O2"))
+    assert compile_once()
+    assert len(list(cache.iterdir())) == 3
+    os.utime(first, (0, 0))
+    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, "-O1"))
+    assert compile_once()
+    assert other.exists()
+    assert not first.exists()
+    assert len(list(cache.iterdir())) == 3
+
+
 @pytest.mark.parametrize("left", [0, 10, 4096, -1])
 def test_a_library_that_is_not_whole_is_made_anew(left, compile_once, cache):
     compile_once()

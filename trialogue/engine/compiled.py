@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -29,6 +30,8 @@ from trialogue.durable import find_cache_folder
 FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
 SEAL = hashlib.sha256().digest_size
 """Bytes at the end of a kept library that tell whether the others are all there."""
+UNUSED = 30 * 24 * 3600
+"""Seconds after which a library that nobody loaded goes, once another one takes its place."""
 
 
 def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
@@ -45,6 +48,8 @@ def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
         folder = find_cache_folder()
         library = None if folder is None else folder / "kernels" / f"{Path(name).stem}-{key}.so"
         if library is not None and is_sound(library):
+            with suppress(OSError):
+                os.utime(library)
             return ctypes.CDLL(str(library))
         with tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
             made = Path(scratch) / f"{key}.so"
@@ -90,8 +95,16 @@ def keep(content: bytes, library: Path) -> None:
                 target.flush()
                 os.fsync(target.fileno())
             os.replace(partial, library)
+            remove_old(library)
         except OSError:
             os.unlink(partial)
+
+
+def remove_old(library: Path) -> None:
+    """What the same source became for other compilers or versions, where a month ago was the last time."""
+    for other in library.parent.glob(f"{library.stem.rpartition('-')[0]}-*.so"):
+        if time.time() - other.stat().st_mtime > UNUSED:
+            other.unlink(missing_ok=True)
 
 
 def find_function(library: ctypes.CDLL, name: str, places: int, *rest: Any) -> Callable[..., int]:
