@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from statistics import median
@@ -146,8 +147,20 @@ def find_versions() -> dict[str, str]:
     """Of this process: Python, trialogue, and those of the packages that it has loaded."""
     found = {"python": platform.python_version()}
     with suppress(metadata.PackageNotFoundError):
-        found["trialogue"] = metadata.version("trialogue")
+        found["trialogue"] = f"{metadata.version('trialogue')} {find_commit()}".strip()
     return found | {name: str(sys.modules[name].__version__) for name in PACKAGES if name in sys.modules}
+
+
+@cache
+def find_commit() -> str:
+    """What was measured: the commit, and whether code has changed since."""
+    asked = {"cwd": ROOT, "check": True, "capture_output": True, "text": True}
+    try:
+        commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], **asked).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain", "trialogue", "speed/*.py"], **asked).stdout
+    except (OSError, subprocess.CalledProcessError):  # no clone, or no git
+        return ""
+    return f"{commit} and changes" if changed else commit
 
 
 def join_versions(ours: dict[str, Any], theirs: dict[str, Any], peer: str) -> dict[str, str]:
@@ -173,7 +186,8 @@ class Part:
     def __init__(self, module: str, name: str, python: str | None = None, **settings: Any) -> None:
         self.name = f"{module}:{name}"
         command = [python or sys.executable, "-m", "speed.measure", module, name, json.dumps(settings)]
-        environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+        threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+        environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

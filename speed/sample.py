@@ -1,13 +1,14 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
 """Sampling on SmolLM2-135M: 32 conversations of 6 turns that share their first 500 or 2,000 tokens, and plain
-batches of 1, 8 and 32. Beside transformers, which takes minutes for them, only the first 2 turns are held.
+batches of 1, 8 and 32. Beside transformers' continuous batching, which takes minutes for them, only the first
+2 turns are held.
 
 Every side gets the same token ids in and gives the same number out; a peer keeps of earlier turns what it can
-keep: transformers' `generate` nothing, its continuous batching and vLLM what their prefix caches hold, the
-server of llama.cpp a slot for each conversation. All compute in float32, llama.cpp with the weights of the
-file it is given and a cache of halves, which is its default; all but llama.cpp once more in bfloat16 on
-processors that multiply it.
+keep: transformers' `generate` keys and values of every conversation, its continuous batching and vLLM what
+their prefix caches hold, the server of llama.cpp a slot for each conversation. All compute in float32,
+llama.cpp with the weights of the file it is given and a cache of halves, which is its default; all but
+llama.cpp once more in bfloat16 on processors that multiply it.
 """
 
 from __future__ import annotations
@@ -85,17 +86,20 @@ def sample_generate(
     folder: str, prompt: int, talks: int, turns: int, new: int, precision: str
 ) -> Callable[[], dict[str, Any]]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
 
+    kept: list[Any] = [None]  # keys and values of all rows
+
     def reply(rows: list[list[int]]) -> list[list[int]]:
         ids = torch.tensor(rows)
-        mask = torch.ones_like(ids)
-        sizes = {"min_new_tokens": new, "max_new_tokens": new}
-        found = model.generate(ids, attention_mask=mask, do_sample=True, top_k=0, **sizes)
-        return found[:, ids.shape[1] :].tolist()
+        if kept[0] is None or kept[0].get_seq_length() >= ids.shape[1]:  # other conversations than before
+            kept[0] = DynamicCache(config=model.config)
+        settings = {"attention_mask": torch.ones_like(ids), "do_sample": True, "top_k": 0}
+        settings |= {"min_new_tokens": new, "max_new_tokens": new, "past_key_values": kept[0]}
+        return model.generate(ids, **settings)[:, ids.shape[1] :].tolist()
 
     return warm_up(shared, talks, turns, reply)
 
@@ -143,9 +147,10 @@ def sample_vllm(
     from vllm import LLM, SamplingParams
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    sizes = {"max_model_len": 4096, "max_num_seqs": 32}  # of all cases, so that it is compiled once
+    # Of all cases, so that it is compiled once; of what was said before it keeps whole blocks alone.
+    sizes = {"max_model_len": 4096, "max_num_seqs": 32, "block_size": 32}
     model = LLM(folder, dtype=precision, enable_prefix_caching=True, enforce_eager=eager, **sizes)
-    params = SamplingParams(max_tokens=new, ignore_eos=True, temperature=1.0)
+    params = SamplingParams(max_tokens=new, ignore_eos=True, temperature=1.0, detokenize=False)
 
     def reply(rows: list[list[int]]) -> list[list[int]]:
         found = model.generate([{"prompt_token_ids": row} for row in rows], params, use_tqdm=False)
@@ -172,7 +177,7 @@ def sample_llama(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count()))
+    threads = os.environ["OMP_NUM_THREADS"]
     sizes = ["-c", str(talks * (longest + 64)), "-np", str(talks), "-t", threads, "-tb", threads]
     command = [server, "-m", gguf, "--port", str(port), *sizes, "--no-webui", "--log-disable"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -233,9 +238,8 @@ def measure(options: Options) -> Iterator[Figure]:
     if not options.quick:
         talks = [(prompt, 32, turns, 32) for prompt in (500, 2000) for turns in (TURNS, FIRST)]
     plain: list[Case] = [(8, 2, 1, 4)] if options.quick else [(8, size, 1, 128) for size in (1, 8, 32)]
-    generate: Peer = ("transformers generate", None, {})
-    slow: list[Peer] = [generate, ("transformers continuous batching", None, {})]
-    quick: list[Peer] = []
+    slow: list[Peer] = [("transformers continuous batching", None, {})]
+    quick: list[Peer] = [("transformers generate", None, {})]
     if options.vllm is not None:
         quick.append(("vLLM", options.vllm, {"eager": options.quick}))
     else:
@@ -244,15 +248,13 @@ def measure(options: Options) -> Iterator[Figure]:
         quick.append(("llama.cpp server", None, {"server": options.llama, "gguf": options.gguf}))
     else:
         print("sample: llama.cpp left out, name its server by --llama-server and its weights by --gguf")
-    slow, quick, alike = (
-        [peer for peer in peers if options.against in peer[0]] for peers in (slow, quick, [generate, *quick])
-    )
-    if not (slow or quick or alike):
+    slow, quick = ([peer for peer in peers if options.against in peer[0]] for peers in (slow, quick))
+    if not (slow or quick):
         print(f"sample: no peer has '{options.against}' in its name")
     for precision in find_precisions(options):
         rates = find_rates(precision)
         for case in (*talks, *plain):
-            peers = alike if case in plain else slow if case[2] < TURNS else quick
+            peers = slow if case[2] == FIRST else quick
             if options.wants(tell(case, precision)):
                 yield from match(case, precision, peers, options.repetitions, options.model, rates)
 

@@ -125,7 +125,7 @@ def step_trl(
     import tempfile
 
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
+    from transformers import AutoTokenizer, DynamicCache, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -139,16 +139,15 @@ def step_trl(
         ids = torch.tensor([first] * len(prompts))
         mask: list[int] = []
         model = trainer.accelerator.unwrap_model(trainer.model)
-        sizes = {"min_new_tokens": new // turns, "max_new_tokens": new // turns}
-        for turn in range(turns):
-            with torch.no_grad():
-                ids = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, **sizes
-                )
-            mask += [1] * (new // turns)
-            if turn + 1 < turns:
-                ids = torch.cat([ids, torch.tensor([first[:OBSERVED]] * len(prompts))], 1)
-                mask += [0] * OBSERVED
+        settings = {"do_sample": True, "top_k": 0, "past_key_values": DynamicCache(config=model.config)}
+        settings |= {"min_new_tokens": new // turns, "max_new_tokens": new // turns}
+        with torch.no_grad(), trainer.accelerator.autocast():  # weights are rounded once for all turns
+            for turn in range(turns):
+                ids = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+                mask += [1] * (new // turns)
+                if turn + 1 < turns:
+                    ids = torch.cat([ids, torch.tensor([first[:OBSERVED]] * len(prompts))], 1)
+                    mask += [0] * OBSERVED
         said = ids[:, len(first) :].tolist()
         return {
             "prompt_ids": [first] * len(prompts),
