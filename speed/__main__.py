@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from speed.measure import ROOT, Figure, Options, find_rates, to_json
+from trialogue import durable
 
 MEASUREMENTS = {
     "episodes": "Worlds: TAU2's tasks opened, played and graded",
@@ -54,7 +55,7 @@ def to_table(figures: list[Figure]) -> str:
             ratio += f" ({show(one.low)}–{show(one.high)})"
         away = "" if one.away is None else f" ({show(one.away)})"
         cells = (
-            one.name,
+            f"{one.name} ({one.note})" if one.note else one.name,
             f"{show(one.ours)} {one.unit}",
             show(one.theirs),
             ratio,
@@ -86,7 +87,7 @@ def write_page(known: dict[str, list[Figure]]) -> None:
             parts += [f"### {title}", to_table(in_order(figures) if name in ("step", "sample") else figures)]
         if name == "growth" and (PAGE.parent / "images" / "growth.png").exists():
             parts.append(GROWTH)
-    PAGE.write_text(before + "\n\n".join([*parts, END]) + after, encoding="utf-8")
+    durable.write(PAGE, before + "\n\n".join([*parts, END]) + after)
 
 
 def read_results(path: Path) -> dict[str, list[Figure]]:
@@ -109,12 +110,6 @@ def put(figure: Figure, figures: list[Figure], *, finished: bool = True) -> list
     return [*figures[:place], figure, *figures[place + 1 :]]
 
 
-def put_all(fresh: list[Figure], figures: list[Figure]) -> list[Figure]:
-    for figure in fresh:
-        figures = put(figure, figures)
-    return figures
-
-
 def add(name: str, change: Callable[[list[Figure]], list[Figure]]) -> None:
     """Change the figures of one measurement; others may measure something else meanwhile."""
     with (ROOT / "speed" / "__main__.py").open() as lock:
@@ -129,7 +124,7 @@ def write(known: dict[str, list[Figure]]) -> None:
         for name in MEASUREMENTS
         for line in json.loads(to_json(known.get(name, [])))
     ]
-    RESULTS.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    durable.write(RESULTS, json.dumps(lines, indent=1, ensure_ascii=False) + "\n")
     write_page(known)
 
 
@@ -200,19 +195,17 @@ def main() -> None:
     for name in chosen:
         print(f"== {name}", flush=True)
         figures: Iterable[Figure] = import_module(f"speed.{name}").measure(options)
-        fresh: list[Figure] = []
+        found = 0
         for figure in figures:
+            found += 1
             print(to_table([figure]).splitlines()[-1], flush=True)
             refuse_impossible(figure)
-            fresh = put(figure, fresh)
             if not given.quick:
-                add(name, partial(put, figure, finished=False))
-        is_part = bool(given.only or given.against or given.precision)
-        if not fresh and is_part:
+                finished = figure.repetitions >= options.repetitions
+                add(name, partial(put, figure, finished=finished))
+        if not found and (given.only or given.against or given.precision):
             print(f"{name}: nothing of it is what --only, --against and --precision ask for", end="")
             print("; with --quick cases have other sizes and names" if given.quick else "")
-        if fresh and not given.quick:  # of the whole, names that nobody measures any more go
-            add(name, lambda known, fresh=fresh, keep=is_part: put_all(fresh, known if keep else []))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,13 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speed.measure import Figure, Options, Part, alternate, compare, find_versions, join_versions
 
-RECORDED = {"retail": 1.46, "airline": 0.59, "telecom": 17.0}
-"""Episodes a second of tau2-bench 1.0.1 on such a core."""
 RECORDED_MEGABYTES = 12.8
 """Of one open retail environment of tau2-bench 1.0.1."""
 ROUNDS = 20  # ours plays all tasks so many times, to have something to time
@@ -171,27 +169,26 @@ PARTS = {
 }
 
 
-def measure(options: Options) -> list[Figure]:
+def measure(options: Options) -> Iterator[Figure]:
+    from speed.benchmarks import OFFICIAL
     from trialogue.errors import TrialogueError
     from trialogue.score.benchmarks import tau2
 
     data = options.data or options.tau2
-    is_live = options.tau2 is not None and options.tau2_python is not None
-    if not is_live:
+    if options.tau2 is None or options.tau2_python is None:
         print(
             "episodes: tau2-bench itself left out, recorded figures stand in its place; name a checkout by "
             "--tau2-checkout and a Python that has what it needs by --tau2-python"
         )
-    figures: list[Figure] = []
-    for domain, recorded in RECORDED.items():
+    for domain in ("retail", "airline", "telecom"):
         try:
             tau2.find(domain, data)
         except TrialogueError as error:
             print(f"episodes: {domain} left out: {error}")
             continue
-        ours, theirs, against = pair(options, domain, "", 2 if options.quick else 40, {"rate": recorded})
-        figures.append(
-            compare(
+        known = {"rate": OFFICIAL[f"tau2:{domain}"]}
+        for ours, theirs, against in pair(options, domain, "", 2 if options.quick else 40, known):
+            yield compare(
                 f"tau2 {domain}: open, gold calls, grade",
                 "episodes/s",
                 [(one["rate"], other["rate"]) for one, other in zip(ours, theirs, strict=True)],
@@ -201,36 +198,34 @@ def measure(options: Options) -> list[Figure]:
                 bounded_by="the gold calls alone",
                 versions=join_versions(ours[0], theirs[0], "tau2-bench"),
             )
-        )
-        if domain == "retail":
-            many = 20 if options.quick else OPEN_OURS
-            known = {"kilobytes": RECORDED_MEGABYTES * 1024}
-            ours, theirs, against = pair(options, domain, ", open", 20 if options.quick else None, known)
-            figures.append(
-                compare(
-                    f"{many:,} open retail environments, ours after their gold calls, each",
-                    "KB",
-                    [(one["kilobytes"], other["kilobytes"]) for one, other in zip(ours, theirs, strict=True)],
-                    against,
-                    bound=ours[0]["changed"],
-                    bounded_by="what the gold calls changed, written down",
-                    versions=join_versions(ours[0], theirs[0], "tau2-bench"),
-                )
+        if domain != "retail":
+            continue
+        many = 20 if options.quick else OPEN_OURS
+        known = {"kilobytes": RECORDED_MEGABYTES * 1024}
+        for ours, theirs, against in pair(options, domain, ", open", 20 if options.quick else None, known):
+            yield compare(
+                f"{many:,} open retail environments, ours after their gold calls, each",
+                "KB",
+                [(one["kilobytes"], other["kilobytes"]) for one, other in zip(ours, theirs, strict=True)],
+                against,
+                bound=ours[0]["changed"],
+                bounded_by="what the gold calls changed, written down",
+                versions=join_versions(ours[0], theirs[0], "tau2-bench"),
             )
-    return figures
 
 
 def pair(
     options: Options, domain: str, work: str, count: int | None, recorded: dict[str, Any]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]], str]]:
     """Alternating runs of both sides, or of ours beside what is recorded, and what to call the other side."""
     data = options.data or options.tau2
     ours = partial(Part, "episodes", f"ours{work}", domain=domain, data=data, count=count or OPEN_OURS)
     if options.tau2 is None or options.tau2_python is None:
-        *_, (found,) = alternate([ours], options.repetitions)
         other = {"versions": {"tau2": "1.0.1"}, **recorded}
-        return found, [other] * len(found), "tau2-bench, recorded on such a core"
+        for (found,) in alternate([ours], options.repetitions):
+            yield found, [other] * len(found), "tau2-bench, recorded on such a core"
+        return
     settings = {"domain": domain, "checkout": options.tau2, "count": count or OPEN_THEIRS}
     theirs = partial(Part, "episodes", f"tau2-bench{work}", options.tau2_python, **settings)
-    *_, (one, other) = alternate([ours, theirs], options.repetitions, anew=bool(work))
-    return one, other, f"tau2-bench {other[0]['versions']['tau2']}"
+    for found, others in alternate([ours, theirs], options.repetitions, anew=bool(work)):
+        yield found, others, "tau2-bench"

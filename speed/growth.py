@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import log
 from pathlib import Path
 from statistics import median
@@ -80,7 +80,7 @@ def time_records(records: int) -> float:
 
 
 def find_slope(points: list[tuple[int, float]]) -> float:
-    """Least squares through log size and log time, over the upper half, where what is constant no longer
+    """Least squares through log size and log time, without the smallest sizes, where what is constant
     shows."""
     upper = [(log(size), log(seconds)) for size, seconds in points[len(points) // 2 - 1 :]]
     middle = sum(x for x, _ in upper) / len(upper), sum(y for _, y in upper) / len(upper)
@@ -88,7 +88,7 @@ def find_slope(points: list[tuple[int, float]]) -> float:
     return across / sum((x - middle[0]) ** 2 for x, _ in upper)
 
 
-def measure(options: Options) -> list[Figure]:
+def measure(options: Options) -> Iterator[Figure]:
     domain, tasks = make_domain()
 
     def talk(count: int, turns: int, concurrency: int) -> float:
@@ -109,28 +109,23 @@ def measure(options: Options) -> list[Figure]:
         "records": time_records,
         "concurrency": lambda size: talk(count, 10, size),
     }
-    rounds = [
-        {name: [(size, work[name](size)) for size in sizes[name]] for name in work}
-        for _ in range(options.repetitions)
-    ]
-    curves = {name: find_middle([curve[name] for curve in rounds]) for name in work}
-    if not small:
-        draw(curves, PICTURE)
-    figures: list[Figure] = []
-    for name, points in curves.items():
-        first, last = points[0], points[-1]
-        growth = f"{first[1]:.3g} → {last[1]:.3g} s CPU"
-        limit = 1.0 if name in ("conversations", "turns") else 0.0
-        figures.append(
-            alone(
-                f"growth with {name}, {first[0]:,} → {last[0]:,} ({growth})",
+    rounds: list[dict[str, list[tuple[int, float]]]] = []
+    for _ in range(options.repetitions):
+        rounds.append({name: [(size, work[name](size)) for size in sizes[name]] for name in work})
+        curves = {name: find_middle([curve[name] for curve in rounds]) for name in work}
+        if not small:
+            draw(curves, PICTURE)
+        for name, points in curves.items():
+            first, last = points[0], points[-1]
+            limit = 1.0 if name in ("conversations", "turns") else 0.0
+            yield alone(
+                f"growth with {name}, {first[0]:,} → {last[0]:,}",
                 "slope",
                 [find_slope(curve[name]) for curve in rounds],
                 bound=limit,
                 bounded_by="linear" if limit else "constant: the same work",
+                note=f"{first[1]:.3g} → {last[1]:.3g} s CPU",
             )
-        )
-    return figures
 
 
 def find_middle(curves: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:

@@ -4,9 +4,8 @@
 
 Nothing can be faster than the conversation whose own user takes longest in all: the critical path. Beside
 ours runs TRL's own loop over tools, in which asking the user is a tool: it waits for one conversation's
-answer before it asks for the next one's, with plain functions and with coroutines alike. And TRL with a
-`rollout_func` that asks all users at once, but begins the next round when all have answered. The agents say
-what is written down on every side, so that only waiting is measured.
+answer before it asks for the next one's, with plain functions and with coroutines alike. The agents say what
+is written down on either side, so that only waiting is measured.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from random import Random
+from statistics import median
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ async def hold(
     return seconds, max(user.waited for user in users), sum(user.waited for user in users)
 
 
-def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> Callable[[], dict[str, Any]]:
+def wait_in_trl(folder: str, conversations: int, pace: float) -> Callable[[], dict[str, Any]]:
     import tempfile
 
     from datasets import Dataset
@@ -118,17 +118,6 @@ def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> C
             sleep(draw_seconds(self._chance, pace))
             return "W1"
 
-    def roll_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        chances = [Random(f"{trainer.seed_of_run}/{number}") for number in range(len(prompts))]
-
-        async def ask_all() -> None:
-            await asyncio.gather(*(asyncio.sleep(draw_seconds(chance, pace)) for chance in chances))
-
-        for _ in range(ANSWERS):
-            asyncio.run(ask_all())
-        ids = [leaves] * len(prompts)
-        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[0.0] * len(leaves)] * len(prompts)}
-
     def reward(completions: list[Any], **_: Any) -> list[float]:
         return [float(number % 2) for number in range(len(completions))]
 
@@ -152,13 +141,12 @@ def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> C
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        **{"rollout_func": roll_out} if rounds else {"environment_factory": Desk},
+        environment_factory=Desk,
     )
     trainer.model.train()
 
     def run() -> dict[str, Any]:
         seed, turn = next(seeds), count()
-        trainer.seed_of_run = seed
 
         def speak(prompts: list[Any], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
             """In the model's place."""
@@ -170,7 +158,7 @@ def wait_in_trl(folder: str, conversations: int, pace: float, rounds: bool) -> C
         started = perf_counter()
         held = trainer._generate_and_score_completions([{**row, "seed": seed} for row in rows])
         seconds = perf_counter() - started
-        assert rounds or next(turn) == ANSWERS + 1, "not every answer was asked for"
+        assert next(turn) == ANSWERS + 1, "not every answer was asked for"
         return {"seconds": seconds, "conversations": len(held["completion_ids"])}
 
     return run
@@ -187,30 +175,25 @@ def measure(options: Options) -> Iterator[Figure]:
     by = "critical path: the conversation whose user takes longest"
     world = make_domain()
     asyncio.run(hold(world, conversations, 0, 0.0))  # what is found once per domain is found here
+    found: list[tuple[float, float, float]] = []
+    theirs: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        peers: dict[str, Part] = {}
+        peer = None
         if options.trl is None or options.model is None:
             print("latency: TRL left out, name the Python of an environment with it by --trl-python")
         else:
             settings = {"folder": options.model, "conversations": conversations, "pace": pace}
-            for rounds, against in ((False, "TRL's tool loop"), (True, "TRL, rollout_func in rounds")):
-                part = Part("latency", "TRL", options.trl, **settings, rounds=rounds)
-                peers[against] = stack.enter_context(part)
-        found: list[tuple[float, float, float]] = []
-        theirs: dict[str, list[dict[str, Any]]] = {against: [] for against in peers}
+            peer = stack.enter_context(Part("latency", "TRL", options.trl, **settings))
         for seed in range(options.repetitions):
             found.append(asyncio.run(hold(world, conversations, seed, pace)))
-            bound = sum(path for _, path, _ in found) / len(found)
-            tell = partial(compare, name, "s", bound=bound, bounded_by=by)
+            tell = partial(compare, name, "s", bound=median(path for _, path, _ in found), bounded_by=by)
             yield tell([(seconds, path) for seconds, path, _ in found], "critical path (1 is the bound)")
-            if not peers:
+            if peer is None:
                 pairs = [(seconds, every) for seconds, _, every in found]
                 yield tell(pairs, "one user call after the other (sum of the waits, computed)")
-            for against, part in peers.items():
-                theirs[against].append(part.run())
-                assert theirs[against][-1]["conversations"] == conversations
-                pairs = [
-                    (one[0], other["seconds"]) for one, other in zip(found, theirs[against], strict=True)
-                ]
-                versions = join_versions({"versions": find_versions()}, theirs[against][0], "TRL")
-                yield tell(pairs, against.replace("TRL", f"TRL {versions['trl']}", 1), versions=versions)
+                continue
+            theirs.append(peer.run())
+            assert theirs[-1]["conversations"] == conversations
+            pairs = [(one[0], other["seconds"]) for one, other in zip(found, theirs, strict=True)]
+            versions = join_versions({"versions": find_versions()}, theirs[0], "TRL")
+            yield tell(pairs, "TRL's tool loop", versions=versions)

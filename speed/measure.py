@@ -24,6 +24,7 @@ from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+BODY, EMBEDDING = 106.2e6, 28.3e6  # weights of SmolLM2-135M; the embedding is the output matrix too
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -63,7 +64,8 @@ class Options:
 class Figure:
     """One line of the table. `ratio` is how many times better ours is, with the range over repetitions;
     `bound` is what the machine would allow at most, in the same unit, and `bounded_by` says by what; `away`
-    is how many times worse ours is than that; `measured` is the day."""
+    is how many times worse ours is than that; `note` is what else was found, which no name tells: names stay
+    the same from run to run; `measured` is the day."""
 
     name: str
     ours: float
@@ -78,6 +80,7 @@ class Figure:
     bound: float | None = None
     bounded_by: str = ""
     away: float | None = None
+    note: str = ""
     measured: str = field(default_factory=lambda: date.today().isoformat())
 
 
@@ -91,6 +94,7 @@ def compare(
     bound: float | None = None,
     bounded_by: str = "",
     versions: dict[str, str] | None = None,
+    note: str = "",
 ) -> Figure:
     """A figure of alternating repetitions (ours, theirs): medians, and the range of the ratios."""
     ratios = [ours / theirs if more_is_better else theirs / ours for ours, theirs in pairs]
@@ -109,6 +113,22 @@ def compare(
         bound,
         bounded_by,
         (bound / middle if more_is_better else middle / bound) if bound else None,
+        note,
+    )
+
+
+def compare_peaks(
+    name: str, rows: Sequence[tuple[dict[str, Any], dict[str, Any]]], against: str, versions: dict[str, str]
+) -> Figure:
+    """Peak memory of processes in which SmolLM2 learned."""
+    return compare(
+        f"peak memory of the {name}",
+        "GB",
+        [(ours["peak"], theirs["peak"]) for ours, theirs in rows],
+        against,
+        bound=(BODY + EMBEDDING) * 16 / 1e9,
+        bounded_by="weights, gradients and Adam's two moments in float32",
+        versions=versions,
     )
 
 
@@ -120,6 +140,7 @@ def alone(
     target: float | None = None,
     bound: float | None = None,
     bounded_by: str = "",
+    note: str = "",
 ) -> Figure:
     """A figure that has no peer; the ratio, where there is a target, tells how far below it we are."""
     ratios = [target / value for value in values] if target is not None else None
@@ -137,6 +158,7 @@ def alone(
         bound,
         bounded_by,
         median(values) / bound if bound else None,
+        note,
     )
 
 
@@ -154,13 +176,15 @@ def find_versions() -> dict[str, str]:
 @cache
 def find_commit() -> str:
     """What was measured: the commit, and whether code has changed since."""
-    asked = {"cwd": ROOT, "check": True, "capture_output": True, "text": True}
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
     try:
-        commit = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], **asked).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "trialogue", "speed/*.py"], **asked).stdout
+        commit = ask("rev-parse", "--short=7", "HEAD").strip()
+        return f"{commit} and changes" if ask("status", "--porcelain", "trialogue", "speed/*.py") else commit
     except (OSError, subprocess.CalledProcessError):  # no clone, or no git
         return ""
-    return f"{commit} and changes" if changed else commit
 
 
 def join_versions(ours: dict[str, Any], theirs: dict[str, Any], peer: str) -> dict[str, str]:
@@ -195,8 +219,9 @@ class Part:
 
     def run(self) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write("run\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # one that has ended is told of below
+            self.process.stdin.write("run\n")
+            self.process.stdin.flush()
         return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -214,7 +239,8 @@ class Part:
     def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
@@ -270,7 +296,8 @@ def find_rates(precision: str = "float32", seconds: float = 0.5) -> dict[str, fl
 
     kind: torch.dtype = getattr(torch, precision)
     left, right = torch.randn(1024, 576).to(kind), torch.randn(576, 1536).to(kind)
-    large = torch.randn(1 << 26)  # 256 MB, more than any cache holds
+    large = torch.randn(1 << 13, 1 << 13)  # 256 MB, more than any cache holds
+    narrow = torch.randn(1 << 13)
 
     def best(action: Callable[[], object]) -> float:
         found, started = float("inf"), perf_counter()
@@ -286,9 +313,8 @@ def find_rates(precision: str = "float32", seconds: float = 0.5) -> dict[str, fl
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(left, turned, None, "none", [], ""))
     return {
         "flops": 2 * 1024 * 576 * 1536 / min(map(best, ways)),
-        "bytes": large.numel() * 4 / best(large.sum),
+        "bytes": large.numel() * 4 / min(best(large.sum), best(lambda: large @ narrow)),
         "width": float(kind.itemsize),
-        "threads": float(torch.get_num_threads()),
     }
 
 

@@ -21,6 +21,8 @@ from time import perf_counter, sleep
 from typing import Any
 
 from speed.measure import (
+    BODY,
+    EMBEDDING,
     Figure,
     Options,
     Part,
@@ -30,7 +32,7 @@ from speed.measure import (
     find_rates,
     join_versions,
 )
-from speed.step import BODY, EMBEDDING, make_prompt
+from speed.step import make_prompt
 
 OWN, OBSERVED = 24, 24  # tokens of a conversation's own first message, and after each reply but the last
 TURNS, FIRST = 6, 2  # of a conversation, and the first of them, which is enough for peers that take minutes

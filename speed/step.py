@@ -7,9 +7,11 @@ the first ones memory is taken from the system, which a run of many steps does o
 minutes, the very first one is measured on both sides. In several turns an observation follows each reply but
 the last; TRL's side then is a `rollout_func` that calls `generate` for all siblings at once, turn by turn, as
 its documentation shows. It gives no log-probabilities: TRL takes them from the sampler only where that is
-vLLM, and making them would cost it more. Nor does TRL compute its gradients twice (checkpointing), but in
-micro-batches where memory asks for them. Both sides compute in float32, and on processors that multiply
-bfloat16 once more in that, which is TRL's default; weights and moments are float32 in either case.
+vLLM, and making them would cost it more. What was said before is kept from turn to turn, and weights are
+rounded to bfloat16 once, not for every token. Nor does TRL compute anything twice for its gradients
+(checkpointing); it learns in micro-batches, which take it less memory and as long. Both sides compute in
+float32, and on processors that multiply bfloat16 once more in that, which is TRL's default; weights and
+moments are float32 in either case.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from time import perf_counter
 from typing import Any
 
 from speed.measure import (
+    BODY,
+    EMBEDDING,
     Figure,
     Options,
     Part,
     alternate,
     compare,
+    compare_peaks,
     find_precisions,
     find_rates,
     join_versions,
@@ -34,14 +39,10 @@ from speed.measure import (
 
 SIBLINGS = 8
 OBSERVED = 32  # tokens after each reply but the last
-BODY, EMBEDDING = 106.2e6, 28.3e6  # weights; the embedding is the output matrix too
 CASES = ((512, 128, 1), (512, 128, 4), (2048, 128, 1), (512, 512, 4), (2048, 512, 4))
 LONG = 6000  # tokens of all siblings together from which on a step takes minutes
-FITTING = (
-    3000  # tokens that TRL learns from at once; twice as many take half as much memory again, no less time
-)
-WARM = (64, 16)  # prompt and new tokens of a step after which the optimizer has its memory
-WORDS = [
+FITTING = 3000  # tokens that TRL learns from at once: with more it takes as long, and more memory
+WORDS = (
     "the",
     "order",
     "of",
@@ -56,7 +57,7 @@ WORDS = [
     "not",
     "say",
     "it",
-]
+)
 
 
 def make_prompt(tokenizer: Any, length: int) -> tuple[str, list[int]]:
@@ -80,10 +81,10 @@ def step_ours(
     from trialogue.engine.torch_engine import TorchEngine
     from trialogue.learn.grpo import PolicyLoss, advantages
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    _, first = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     engine = TorchEngine(folder, EngineSettings(device="cpu", precision=precision))
 
-    async def talk(number: int, share: float, first: list[int], new: int) -> Row:
+    async def talk(number: int, share: float) -> Row:
         tokens, mask, logprobs = list(first), [0] * len(first), [0.0] * len(first)
         for turn in range(turns):
             params = SamplingParams(max_tokens=new // turns, seed=number)  # no two siblings say the same
@@ -97,12 +98,11 @@ def step_ours(
                 logprobs += [0.0] * OBSERVED
         return Row(tokens, mask, logprobs, [share] * len(tokens))
 
-    async def step(prompt: int, new: int) -> dict[str, Any]:
-        _, first = make_prompt(tokenizer, prompt)
+    async def step() -> dict[str, Any]:
         computed = engine.update.computed_tokens
         started = perf_counter()
         shares = advantages([float(number % 2) for number in range(SIBLINGS)])
-        rows = await asyncio.gather(*(talk(number, share, first, new) for number, share in enumerate(shares)))
+        rows = await asyncio.gather(*(talk(number, share) for number, share in enumerate(shares)))
         sampled = perf_counter()
         await engine.forward_backward(list(rows), PolicyLoss(LossSettings()))
         await engine.optim_step(OptimParams(learning_rate=1e-6))
@@ -114,9 +114,9 @@ def step_ours(
         return {**times, "tokens": tokens, "distinct": distinct}
 
     loop = asyncio.new_event_loop()
-    for sizes in (WARM, (prompt, new)) if before else ():
-        loop.run_until_complete(step(*sizes))
-    return lambda: loop.run_until_complete(step(prompt, new))
+    for _ in range(before):
+        loop.run_until_complete(step())
+    return lambda: loop.run_until_complete(step())
 
 
 def step_trl(
@@ -258,20 +258,12 @@ def match(
             f"GRPO {name}, {case}",
             "s",
             [(take(one, name), take(other, name)) for one, other in rows],
-            f"TRL {versions['trl']}",
+            "TRL",
             bound=bounds[name],
             bounded_by="GEMM; for each token sampled side by side memory bandwidth or GEMM",
             versions=versions,
         )
-    yield compare(
-        f"peak memory of the step, {case}",
-        "GB",
-        [(one["peak"], other["peak"]) for one, other in rows],
-        f"TRL {versions['trl']}",
-        bound=(BODY + EMBEDDING) * 16 / 1e9,
-        bounded_by="weights, gradients and Adam's two moments in float32",
-        versions=versions,
-    )
+    yield compare_peaks(f"step, {case}", rows, "TRL", versions)
 
 
 def take(result: dict[str, Any], name: str) -> float:

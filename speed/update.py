@@ -13,8 +13,19 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from speed.measure import Figure, Options, Part, alternate, compare, find_rates, join_versions
-from speed.step import BODY, EMBEDDING, FITTING, SIBLINGS, WARM
+from speed.measure import (
+    BODY,
+    EMBEDDING,
+    Figure,
+    Options,
+    Part,
+    alternate,
+    compare,
+    compare_peaks,
+    find_rates,
+    join_versions,
+)
+from speed.step import FITTING, SIBLINGS
 
 
 def make_rows(prompt: int, new: int) -> list[list[int]]:
@@ -31,12 +42,14 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
     from trialogue.engine.torch_engine import TorchEngine
     from trialogue.learn.grpo import CrossEntropy
 
-    engine = TorchEngine(folder, EngineSettings(device="cpu"))
+    engine = TorchEngine(folder, EngineSettings(device="cpu", max_tokens_per_micro_batch=FITTING))
     if not share:
         update.grow_tree = partial(update.grow_tree, shortest=1 << 30)
+        update.common_length = lambda *_: 0
 
-    def run(prompt: int, new: int) -> dict[str, Any]:
-        rows = make_rows(prompt, new)
+    rows = make_rows(prompt, new)
+
+    def run() -> dict[str, Any]:
         started = perf_counter()
         engine.update.computed_tokens = 0
         taught = [
@@ -47,21 +60,24 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
         engine.update.optim_step(OptimParams(learning_rate=1e-6))
         return {"seconds": perf_counter() - started, "tokens": engine.update.computed_tokens}
 
-    for sizes in (WARM, (prompt, new)):
-        run(*sizes)
-    return lambda: run(prompt, new)
+    run()
+    return run
 
 
 def update_padded(folder: str, prompt: int, new: int) -> Callable[[], dict[str, Any]]:
-    """What one writes first: pad, forward, cross entropy on what was said, backward, AdamW; in parts where
-    the rows do not fit into memory together."""
+    """What one writes first: pad, forward, cross entropy on what was said, backward, AdamW; in parts of as
+    many tokens as the others learn from at once."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
-    def learn(rows: list[list[int]], prompt: int, trained: int) -> int:
+    rows = make_rows(prompt, new)
+    trained = sum(len(row) - prompt for row in rows)
+    fitting = max(1, FITTING // (prompt + new))
+
+    def learn(rows: list[list[int]]) -> int:
         longest = max(map(len, rows))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -74,19 +90,15 @@ def update_padded(folder: str, prompt: int, new: int) -> Callable[[], dict[str, 
         (loss / trained).backward()
         return ids.numel()
 
-    def run(prompt: int, new: int) -> dict[str, Any]:
-        rows = make_rows(prompt, new)
-        trained = sum(len(row) - prompt for row in rows)
-        fitting = max(1, FITTING // (prompt + new))
+    def run() -> dict[str, Any]:
         started = perf_counter()
-        tokens = sum(learn(rows[at : at + fitting], prompt, trained) for at in range(0, SIBLINGS, fitting))
+        tokens = sum(learn(rows[at : at + fitting]) for at in range(0, SIBLINGS, fitting))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return {"seconds": perf_counter() - started, "tokens": tokens}
 
-    for sizes in (WARM, (prompt, new)):
-        run(*sizes)
-    return lambda: run(prompt, new)
+    run()
+    return run
 
 
 PARTS = {"ours": update_ours, "padded": update_padded}
@@ -121,20 +133,13 @@ def match(
     fewer = theirs[0]["tokens"] / ours[0]["tokens"]
     versions = join_versions(ours[0], theirs[0], against)
     yield compare(
-        f"update, {case} ({fewer:.1f} times fewer tokens)",
+        f"update, {case}",
         "s",
         [(one["seconds"], other["seconds"]) for one, other in rows],
         against,
         bound=least,
         bounded_by="every distinct token forward and backward at GEMM speed",
         versions=versions,
+        note=f"{fewer:.1f} times fewer tokens",
     )
-    yield compare(
-        f"peak memory of the update, {case}",
-        "GB",
-        [(one["peak"], other["peak"]) for one, other in rows],
-        against,
-        bound=(BODY + EMBEDDING) * 16 / 1e9,
-        bounded_by="weights, gradients and Adam's two moments in float32",
-        versions=versions,
-    )
+    yield compare_peaks(f"update, {case}", rows, against, versions)

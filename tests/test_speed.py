@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speed import growth, latency, reach
+from speed import growth, latency, reach, sample, step
 from speed.__main__ import MEASUREMENTS, in_order, put, read_results, refuse_impossible, to_table
 from speed.measure import ROOT, Options, Part, alternate, compare, join_versions, to_json
 
@@ -57,6 +57,26 @@ def test_who_stops_keeps_what_was_measured_more_often() -> None:
     assert put(other, [often], finished=False) == [often, other]
 
 
+def test_a_step_takes_at_least_what_its_products_and_its_weights_take() -> None:
+    rates = {"flops": 1e9, "bytes": 1e9, "width": 4.0}
+    times = step.find_least(100, 10, 2, rates)
+    weights = 106.2e6 + 28.3e6
+    read = 100 + 8 * 32  # the prompt once, an observation for each sibling
+    assert times["generation"] == pytest.approx(2 * 106.2e6 * read / 1e9 + 10 * 2 * weights * 8 / 1e9)
+    forward = 2 * (106.2e6 * (read + 80) + 28.3e6 * 80)
+    assert times["update"] == pytest.approx(3 * forward / 1e9)
+    slow = step.find_least(100, 10, 2, {**rates, "bytes": 1e8})  # weights arrive later than they are used
+    assert slow["generation"] == pytest.approx(2 * 106.2e6 * read / 1e9 + 10 * weights * 4 / 1e8)
+
+
+def test_sampling_brings_what_is_kept_of_conversations_too() -> None:
+    case = (500, 2, 3, 10)
+    read = 500 + 2 * (24 + 2 * 24)
+    kept = 500 + 2 * (24 + 3 * 10 + 2 * 24) / 2
+    expected = 2 * 106.2e6 * read / 1e12 + 30 * (134.5e6 + kept * 11520) * 4 / 1e9
+    assert sample.find_least(case, {"flops": 1e12, "bytes": 1e9, "width": 4.0}) == pytest.approx(expected)
+
+
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     figure = compare("step", "s", [(2.0, 8.0)], "peer", versions={"trl": "1.16.0"})
     lines = [{"measurement": "step", **line} for line in json.loads(to_json([figure]))]
@@ -89,6 +109,16 @@ def test_a_part_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     assert "Error" in capfd.readouterr().err
 
 
+def test_a_part_that_ended_while_it_waited_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho '> {}'\nexit 3\n")
+    script.chmod(0o755)
+    part = Part("step", "TRL", str(script))
+    part.process.wait()
+    with pytest.raises(SystemExit, match=r"step:TRL failed with status 3"):
+        part.run()
+
+
 def test_slow_users_are_waited_for_side_by_side() -> None:
     figures = list(latency.measure(QUICK))
     assert [figure.repetitions for figure in figures] == [1, 1]
@@ -96,7 +126,7 @@ def test_slow_users_are_waited_for_side_by_side() -> None:
 
 
 def test_growth_is_told_as_a_slope() -> None:
-    figures = growth.measure(QUICK)
+    figures = list(growth.measure(QUICK))
     assert [figure.unit for figure in figures] == ["slope"] * 4
     assert growth.find_slope([(10, 1.0), (100, 10.0), (1000, 100.0)]) == pytest.approx(1.0)
 
@@ -112,13 +142,13 @@ def write_demo(folder: Path, scores: list[float]) -> None:
     (folder / "rl" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in checks))
     phases = [
         {"step": 0, "evaluate": 1.0},
-        *({"step": step, "rollout": 5.0, "update": 2.0} for step in range(1, 5)),
+        *({"step": number, "rollout": 5.0, "update": 2.0} for number in range(1, 5)),
     ]
     (folder / "rl" / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in phases))
     turns = [{"side": "agent", "tokens": {"prompt": [1, 2], "reply": [3]}}, {"side": "user"}]
     (folder / "rl" / "trajectories").mkdir()
-    for step in range(1, 5):
-        file = folder / "rl" / "trajectories" / f"step-{step:06d}.jsonl"
+    for number in range(1, 5):
+        file = folder / "rl" / "trajectories" / f"step-{number:06d}.jsonl"
         file.write_text(json.dumps({"turns": turns}) + "\n")
 
 
@@ -127,7 +157,8 @@ def test_seconds_to_the_goal_are_read_from_a_demonstration(tmp_path: Path) -> No
     write_demo(tmp_path / "two", [0.5, 0.6, 0.7])
     (figure,) = reach.measure(Options(demo=str(tmp_path)))
     assert figure.ours == 100 + 1 + (2 + 4) / 2 * 7  # the second one counts with all four steps
-    assert "1 of 2 seeds missed it" in figure.name
+    assert figure.note == "1 of 2 seeds missed it"
+    assert "dev tasks (1 of 2 seeds missed it) |" in to_table([figure])
     assert reach.count_flops(tmp_path / "one" / "rl", 2) == 8 * 100 * 2 * 3
 
 

@@ -48,8 +48,6 @@ def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
         folder = find_cache_folder()
         library = None if folder is None else folder / "kernels" / f"{Path(name).stem}-{key}.so"
         if library is not None and is_sound(library):
-            with suppress(OSError):
-                os.utime(library)
             return ctypes.CDLL(str(library))
         with tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
             made = Path(scratch) / f"{key}.so"
@@ -70,6 +68,7 @@ def is_sound(library: Path) -> bool:
     try:
         if not (is_own(library.parent) and is_own(library)):
             return False
+        os.utime(library)  # used today: nobody removes it as old
         content = library.read_bytes()
     except OSError:
         return False
@@ -95,9 +94,10 @@ def keep(content: bytes, library: Path) -> None:
                 target.flush()
                 os.fsync(target.fileno())
             os.replace(partial, library)
-            remove_old(library)
         except OSError:
             os.unlink(partial)
+        else:
+            remove_old(library)
 
 
 def remove_old(library: Path) -> None:
