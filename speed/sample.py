@@ -95,7 +95,8 @@ def sample_generate(
 
     def reply(rows: list[list[int]]) -> list[list[int]]:
         ids = torch.tensor(rows)
-        if kept[0] is None or kept[0].get_seq_length() >= ids.shape[1]:  # other conversations than before
+        # All but the last token that was said, and what was observed after it: the same conversations.
+        if kept[0] is None or kept[0].get_seq_length() + 1 + OBSERVED != ids.shape[1]:
             kept[0] = DynamicCache(config=model.config)
         settings = {"attention_mask": torch.ones_like(ids), "do_sample": True, "top_k": 0}
         settings |= {"min_new_tokens": new, "max_new_tokens": new, "past_key_values": kept[0]}
