@@ -45,7 +45,7 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
     engine = TorchEngine(folder, EngineSettings(device="cpu", max_tokens_per_micro_batch=FITTING))
     if not share:
         update.grow_tree = partial(update.grow_tree, shortest=1 << 30)
-        update.common_length = lambda *_: 0
+        update.common_length = lambda first, second: 0
 
     rows = make_rows(prompt, new)
 
