@@ -8,7 +8,7 @@ is the ratio of the tokens that have to be computed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -36,6 +36,11 @@ def make_rows(prompt: int, new: int) -> list[list[int]]:
     return [shared + [chance.randrange(1000, 9000) for _ in range(length)] for length in lengths]
 
 
+def share_nothing(first: Sequence[int], second: Sequence[int]) -> int:
+    """Tokens that two rows have in common, as one takes it who packs them."""
+    return 0
+
+
 def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[], dict[str, Any]]:
     import trialogue.engine.update as update
     from trialogue.engine.api import EngineSettings, OptimParams, Row
@@ -45,7 +50,7 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
     engine = TorchEngine(folder, EngineSettings(device="cpu", max_tokens_per_micro_batch=FITTING))
     if not share:
         update.grow_tree = partial(update.grow_tree, shortest=1 << 30)
-        update.common_length = lambda first, second: 0
+        update.common_length = share_nothing
 
     rows = make_rows(prompt, new)
 
