@@ -217,12 +217,13 @@ def test_files_and_setup_calls_lay_the_world_in(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address(tmp_path: Path) -> Iterator[str]:
     """The same server over streamable HTTP."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(PROGRAM), str(port)], stderr=subprocess.DEVNULL)
+    command = [sys.executable, str(PROGRAM), str(port)]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
