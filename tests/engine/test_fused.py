@@ -30,6 +30,8 @@ from transformers import (
 
 from trialogue.engine import Row, SamplingParams, fused, kernels, linear
 from trialogue.engine.attention import Recorder, Wiring
+from trialogue.engine.cache import Piece, Prefix, Slab, StepPlan
+from trialogue.engine.decoder import Decoder
 from trialogue.engine.torch_engine import keep_freed_memory
 
 SIZES = {
@@ -45,10 +47,10 @@ SIZES = {
 }
 
 
-def load_kernels() -> kernels.Kernels:
+def load_kernels(*, is_half: bool = False) -> kernels.Kernels:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    found = kernels.load_kernels()
+    found = kernels.load_kernels(is_half=is_half)
     assert found is not None
     return found
 
@@ -60,7 +62,7 @@ def product(request, monkeypatch) -> str:
     if request.param == "compiled":
         load_kernels()
     else:
-        monkeypatch.setattr(kernels, "load_kernels", lambda: None)
+        monkeypatch.setattr(kernels, "load_kernels", lambda **_: None)
     return request.param
 
 
@@ -152,40 +154,164 @@ def test_the_compiled_product_is_the_product(rows, threads, monkeypatch):
     generator = torch.Generator().manual_seed(rows)
     inputs = torch.randn(rows, 37, generator=generator)
     weight = torch.randn(5 * compiled.lanes, 37, generator=generator)
-    found = kernels.multiply(compiled, inputs, kernels.to_panels(weight, compiled.lanes))
+    found = kernels.multiply(compiled, inputs, kernels.to_panels(compiled, weight))
     assert torch.allclose(found, inputs @ weight.T, atol=1e-5)
 
 
+precisions = pytest.mark.parametrize(
+    "is_half",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                not torch.cpu._is_avx512_bf16_supported(), reason="this processor does not multiply bfloat16"
+            ),
+        ),
+    ],
+    ids=["float32", "bfloat16"],
+)
+
+
+def hold(layout: kernels.Layout, keys: torch.Tensor, values: torch.Tensor) -> kernels.Sample:
+    return kernels.Sample.lay(layout, keys, values)
+
+
+@pytest.mark.parametrize("outputs", [32, 45])
+@precisions
+def test_panels_are_the_matrix_laid_out(is_half, outputs):
+    compiled = load_kernels(is_half=is_half)
+    weight = torch.randn(outputs, 134, generator=torch.Generator().manual_seed(0))
+    panels = kernels.to_panels(compiled, weight)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % compiled.lanes))
+    assert panels.equal(compiled.layout.lay_keys(padded))
+    assert compiled.layout.read_keys(panels)[:outputs].equal(weight.to(panels.dtype))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("known", [0, 1, 16, 45])
-@pytest.mark.parametrize(("rows", "heads", "kept"), [(1, 2, 2), (3, 9, 3), (20, 4, 1)])
-def test_the_compiled_attention_is_attention(rows, heads, kept, known, threads, monkeypatch):
+@pytest.mark.parametrize("known", [[0], [1], [16, 45], [45, 0, 3]])
+@pytest.mark.parametrize(("rows", "heads", "kept"), [(1, 2, 2), (3, 9, 3), (40, 4, 1), (5, 36, 1)])
+@precisions
+def test_the_compiled_attention_is_attention(rows, heads, kept, known, threads, is_half, monkeypatch):
+    """New tokens in any slots, some of them several, that look at one of several prefixes or at none."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    compiled = load_kernels()
-    width, capacity = 2 * compiled.lanes, 40
-    generator = torch.Generator().manual_seed(rows)
+    compiled = load_kernels(is_half=is_half)
+    layout = compiled.layout
+    width, capacity = 2 * compiled.lanes, 3 * compiled.lanes
+    chance = torch.Generator().manual_seed(rows)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, width, generator=chance).to(layout.dtype).float()
+
     # Scores of all sizes, so that some weights are nearly one and others as good as nothing.
-    queries = torch.randn(rows, heads, width, generator=generator) * torch.logspace(-2, 1, heads)[:, None]
-    held, prefix = (
-        torch.randn(2, *shape, width, generator=generator)
-        for shape in ((rows + 2, kept, capacity), (kept, known))
+    queries = (draw(rows, heads) * torch.logspace(-2, 1, heads)[:, None]).to(layout.dtype).float()
+    held = [draw(rows + 2, kept, capacity) for _ in range(2)]
+    prefixes = [[draw(kept, length) for _ in range(2)] for length in known]
+    slots: list[int] = []
+    for slot in torch.randperm(rows + 2, generator=chance).tolist():
+        slots += [slot] * int(torch.randint(1, 4, (1,), generator=chance))
+    slots = slots[:rows]
+    places = torch.randint(0, capacity, (rows,), generator=chance).tolist()
+    groups = [slot % len(known) for slot in slots]
+    given = kernels.Rows(slots, places, groups, known, rows + 2, capacity)
+    few = kernels.Few(
+        compiled,
+        given,
+        hold(layout, *held),
+        [hold(layout, *pair) if len(pair[0][0]) else None for pair in prefixes],
     )
-    slots = torch.randperm(rows + 2, generator=generator)[:rows]
-    lengths = torch.randint(1, capacity + 1, (rows,), generator=generator)
-    shared = (kernels.turn_keys(prefix[0], compiled.lanes), prefix[1]) if known else ()
-    found = kernels.attend_rows(compiled, queries, *held, slots, lengths, *shared)
-    for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-        keys, values = torch.cat([prefix, held[:, slot, :, :length]], 2)[:, None].double()
+    found = kernels.attend_rows(few, 0, queries, 1.0)
+    for row, (slot, place, group) in enumerate(zip(slots, places, groups, strict=True)):
+        keys, values = (
+            torch.cat([prefix, own[slot, :, : place + 1]], 1)[None].double()
+            for prefix, own in zip(prefixes[group], held, strict=True)
+        )
         expected = torch.nn.functional.scaled_dot_product_attention(
             queries[row][None, :, None].double(), keys, values, scale=1.0, enable_gqa=True
         )
-        assert torch.allclose(found[row].double(), expected[0, :, 0], atol=1e-5)
+        assert torch.allclose(found[row].double(), expected[0, :, 0], atol=2e-2 if is_half else 5e-5)
+
+
+def make_biased() -> Qwen2ForCausalLM:
+    """Layers with biases, of which some begin as nothing."""
+    torch.manual_seed(0)
+    model = make_qwen2()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("model", ["llama", "qwen3", "lfm2", "biased"])
+@precisions
+def test_all_layers_at_once_are_the_layers_one_by_one(model, threads, is_half, make_model, monkeypatch):
+    """Of a step in which conversations with two prefixes or none have one new token or several."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    compiled = load_kernels(is_half=is_half)
+    wiring = Wiring(make_biased() if model == "biased" else make_model(model))
+    assert wiring.fused is not None
+    if is_half:
+        wiring.round()
+    torch.manual_seed(1)
+    prefixes = [make_prefix(wiring, compiled, length) for length in (5, 40)]
+    pieces = [
+        Piece(3, 0, 4, None),
+        Piece(0, 2, 1, prefixes[0]),
+        Piece(1, 20, 1, prefixes[1]),
+        Piece(4, 0, 17, prefixes[0]),
+    ]
+    slabs = [Slab(wiring.shapes, 5, 64, torch.device("cpu"), compiled) for _ in range(2)]
+    for store in ("keys", "values", "inputs"):
+        for layer, tensor in getattr(slabs[0], store).items():
+            tensor.normal_()
+            getattr(slabs[1], store)[layer].copy_(tensor)
+    count = sum(piece.count for piece in pieces)
+    tokens, positions = torch.arange(count) * 7 % 300, torch.arange(count) * 3
+    found: list[torch.Tensor] = []
+    for slab, is_decoded in zip(slabs, (True, False), strict=True):
+        wiring.fused.is_decoded = is_decoded
+        plan = StepPlan(slab, pieces)
+        with torch.inference_mode(), wiring.using(plan):
+            found.append(wiring.hidden(tokens, positions))
+    assert wiring.fused.decoder is not None
+    assert fused.is_near(*found, 1e-2 if is_half else 1e-5)
+    for store in ("keys", "values", "inputs"):
+        for layer, tensor in getattr(slabs[0], store).items():
+            other = getattr(slabs[1], store)[layer].float()
+            assert (tensor.float() - other).norm() <= (1e-2 if is_half else 1e-5) * other.norm()
+
+
+def make_prefix(wiring: Wiring, compiled: kernels.Kernels, length: int) -> Prefix:
+    slab = Slab(wiring.shapes, 1, length, torch.device("cpu"), compiled)
+    for tensor in (*slab.keys.values(), *slab.values.values(), *slab.inputs.values()):
+        tensor.normal_()
+    return slab.to_prefix(0, list(range(length)))
+
+
+async def test_a_decoder_that_computes_something_else_is_not_used(make_model, open_engine, monkeypatch):
+    load_kernels()
+    params, prompts = SamplingParams(max_tokens=8, seed=1), [[1, 2, 3], [4, 5]]
+    plain = open_engine(make_model("llama"))
+    plain.wiring.fused.is_decoded = False
+    expected = await plain.sample(prompts, params)
+    advance = Decoder.advance
+
+    def spoiled(self, few, hidden, rotation) -> None:
+        advance(self, few, hidden, rotation)
+        for tensor in (hidden, *few.slots.keys.values()):
+            tensor.mul_(1.01)
+
+    monkeypatch.setattr(Decoder, "advance", spoiled)
+    engine = open_engine(make_model("llama"))
+    assert await engine.sample(prompts, params) == expected
+    assert engine.wiring.fused.is_decoded is False
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_compiler_there_are_no_kernels(compiler, monkeypatch):
     monkeypatch.setenv("CC", compiler)
-    assert kernels.load_kernels.__wrapped__() is None
+    assert kernels.load_kernels.__wrapped__(is_half=False) is None
 
 
 def test_kernels_that_compute_something_else_are_refused():
@@ -200,53 +326,59 @@ def test_kernels_that_compute_something_else_are_refused():
 
         return replace(compiled, **{name: kernel})
 
+    assert not kernels.are_right(spoil("lay_out", 1))
     assert not kernels.are_right(spoil("product", 2))
-    assert not kernels.are_right(spoil("attend", 7))
+    assert not kernels.are_right(spoil("attend", 3))
 
 
 def test_kernels_are_not_given_what_they_would_misread():
     compiled = load_kernels()
-    lanes = compiled.lanes
-    panels = kernels.to_panels(torch.zeros(2 * lanes, 8), lanes)
+    lanes, layout = compiled.lanes, compiled.layout
+    panels = kernels.to_panels(compiled, torch.zeros(2 * lanes, 8))
     for inputs in (torch.zeros(2, 8).half(), torch.zeros(2, 9), torch.zeros(8, 2).T):
         with pytest.raises(ValueError, match="a kernel cannot take"):
             kernels.multiply(compiled, inputs, panels)
-    queries, kept = torch.zeros(2, 4, lanes), torch.zeros(3, 2, 5, lanes)
-    slots, lengths = torch.tensor([0, 2]), torch.tensor([5, 1])
-    turned, shared = torch.zeros(2, 1, lanes, lanes), torch.zeros(2, 3, lanes)
-    kernels.attend_rows(compiled, queries, kept, kept, slots, lengths, turned, shared)
-    narrow, half = torch.zeros(3, 2, 5, 2 * lanes), torch.zeros(3, 2, 5, lanes // 2)
-    for wrong in (
-        (queries.half(), kept, kept, slots, lengths),
-        (queries.transpose(0, 1), kept, kept, slots, lengths),
-        (queries, narrow, narrow, slots, lengths),
-        (queries, kept, torch.zeros(3, 2, 6, lanes), slots, lengths),
-        (torch.zeros(2, 4, lanes // 2), half, half, slots, lengths),
-        (torch.zeros(2, 5, lanes), kept, kept, slots, lengths),
-        (queries, kept, kept, slots[:1], lengths),
-        (queries, kept, kept, slots, lengths, None, shared),
-        (queries, kept, kept, slots, lengths, turned, None),
-        (queries, kept, kept, slots, lengths, shared, shared),
-        (queries, kept, kept, slots, lengths, turned, torch.zeros(2, 3, 2 * lanes)),
+    for weight in (torch.zeros(4, 8).half(), torch.zeros(8, 4).T):
+        with pytest.raises(ValueError, match="a kernel cannot take"):
+            kernels.to_panels(compiled, weight)
+    queries, kept = torch.zeros(2, 4, lanes), torch.zeros(3, 2, lanes, lanes)
+    rows = kernels.Rows([0, 2], [5, 1], [0, 0], [3], 3, lanes)
+    held, prefix = hold(layout, kept, kept), hold(layout, torch.zeros(2, 3, lanes), torch.zeros(2, 3, lanes))
+    half = torch.zeros(3, 2, lanes, lanes // 2)
+    kernels.attend_rows(kernels.Few(compiled, rows, held, [prefix]), 0, queries, 1.0)
+    for others, given in (
+        ((rows, held, [prefix]), queries.half()),
+        ((rows, held, [prefix]), queries.transpose(0, 1)),
+        ((rows, held, [prefix]), queries[:1]),
+        ((rows, held, [prefix]), torch.zeros(2, 4, 2 * lanes)),
+        ((rows, held, [prefix]), torch.zeros(2, 5, lanes)),
+        ((rows, hold(layout, half, half), [prefix]), torch.zeros(2, 4, lanes // 2)),
+        ((rows, hold(layout, kept[:2], kept[:2]), [prefix]), queries),
+        ((rows, hold(layout, kept, torch.zeros(3, 2, 2 * lanes, lanes)), [prefix]), queries),
+        ((rows, kernels.Sample({0: kept}, {0: kept}, {}), [prefix]), queries),
+        ((rows, held, [None]), queries),
+        ((rows, held, []), queries),
+        ((rows, held, [held]), queries),
     ):
         with pytest.raises(ValueError, match="a kernel cannot take"):
-            kernels.attend_rows(compiled, *wrong)
+            kernels.attend_rows(kernels.Few(compiled, *others), 0, given, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("slots", "lengths"),
-    [([-1, 2], [5, 1]), ([0, 3], [5, 1]), ([0, 2], [6, 1]), ([0, 2], [-1, 1]), ([0, 2], [5, 0])],
+    ("slots", "places", "groups"),
+    [
+        ([-1, 2], [4, 1], [0, 0]),
+        ([0, 3], [4, 1], [0, 0]),
+        ([0, 2], [5, 1], [0, 0]),
+        ([0, 2], [-1, 1], [0, 0]),
+        ([0, 2], [4, 1], [0, 1]),
+        ([0, 2], [4], [0, 0]),
+    ],
 )
-def test_rows_look_at_nothing_outside(slots, lengths):
-    kernels.refuse_outside(torch.tensor([0, 2]), torch.tensor([5, 1]), 3, 5)
+def test_rows_look_at_nothing_outside(slots, places, groups):
+    kernels.Rows([0, 2], [4, 1], [0, 0], [0], 3, 5)
     with pytest.raises(ValueError, match="a kernel cannot take"):
-        kernels.refuse_outside(torch.tensor(slots), torch.tensor(lengths), 3, 5)
-
-
-def test_places_lie_side_by_side():
-    for wrong in (torch.arange(8)[::4], torch.tensor([0, 2], dtype=torch.int32)):
-        with pytest.raises(ValueError, match="places that lie otherwise"):
-            kernels.refuse_outside(wrong, torch.tensor([5, 1]), 9, 5)
+        kernels.Rows(slots, places, groups, [0], 3, 5)
 
 
 def test_changed_weights_count_from_when_they_are_published(make_model, monkeypatch):

@@ -26,11 +26,11 @@ needs_halves = pytest.mark.skipif(
 @needs_halves
 def test_a_rounded_product_is_one_of_rounded_numbers(rows, shape, threads, compiled, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(linear, "load_half_product", lambda: None)
+        monkeypatch.setattr(linear, "load_kernels", lambda **_: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     chance = torch.Generator().manual_seed(rows)
     inputs, weight = (torch.randn(count, shape[1], generator=chance) for count in (rows, shape[0]))
-    found = linear.multiply_rounded(inputs, linear.to_rounded(weight), len(weight))
+    found = linear.multiply_laid(inputs, linear.to_rounded(weight), len(weight))
     expected = inputs.bfloat16().double() @ weight.bfloat16().double().T
     is_exact = compiled and shape[1] == 64 and shutil.which("cc") is not None
     assert found.dtype == torch.float32

@@ -11,6 +11,7 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PhiConfig, PhiForCausalLM
 
 from trialogue.engine import Completion, SamplingParams, kernels
+from trialogue.engine.decoder import Decoder
 from trialogue.engine.draw import draw_tokens, uniform_noise
 from trialogue.engine.kernels import attend_rows
 from trialogue.engine.prefixes import best_shared_prefix, common_length
@@ -45,7 +46,7 @@ def way(request, monkeypatch) -> str:
     if request.param in ("the model's own", "without either"):
         monkeypatch.setattr("trialogue.engine.fused.LARGEST", 0)
     if request.param in ("no compiler", "without either"):
-        monkeypatch.setattr("trialogue.engine.kernels.load_kernels", lambda: None)
+        monkeypatch.setattr("trialogue.engine.kernels.load_kernels", lambda **_: None)
     return request.param
 
 
@@ -54,11 +55,17 @@ def attended(monkeypatch) -> list[int]:
     """How many rows the kernel was given, each time it was."""
     rows: list[int] = []
 
-    def attend(kernels, queries, *others):
+    def attend(few, layer, queries, scaling):
         rows.append(len(queries))
-        return attend_rows(kernels, queries, *others)
+        return attend_rows(few, layer, queries, scaling)
 
+    def advance(decoder, few, hidden, rotation):
+        rows.append(len(hidden))
+        return plain(decoder, few, hidden, rotation)
+
+    plain = Decoder.advance
     monkeypatch.setattr("trialogue.engine.cache.attend_rows", attend)
+    monkeypatch.setattr(Decoder, "advance", advance)
     return rows
 
 
@@ -87,7 +94,9 @@ async def test_logprobs_equal_a_plain_forward_for_every_token(
 ):
     model = make_model(kind)
     await compare_with_plain(model, open_engine(copy.deepcopy(model), prefill_chunk=48), converse)
-    has_kernels = way in ("few operations", "the model's own") and kernels.load_kernels() is not None
+    has_kernels = (
+        way in ("few operations", "the model's own") and kernels.load_kernels(is_half=False) is not None
+    )
     assert bool(attended) == has_kernels
 
 
@@ -100,7 +109,7 @@ async def test_queries_that_lie_otherwise_are_attended_to_as_well(make, attended
     nobody = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     model = kind(settings(vocab_size=300, **sizes, **nobody)).eval()
     await compare_with_plain(model, open_engine(copy.deepcopy(model), prefill_chunk=48), converse)
-    assert attended or kernels.load_kernels() is None
+    assert attended or kernels.load_kernels(is_half=False) is None
 
 
 async def test_caches_and_prefixes_change_no_greedy_token(kind, make_model, open_engine, converse):
@@ -163,7 +172,7 @@ async def test_a_short_prefix_is_shared_where_copies_have_no_room(kind, make_mod
     params = SamplingParams(max_tokens=8, temperature=0.0)
     roomy = open_engine(make_model(kind))
     expected = await converse_all(roomy, converse, params, prompts=prompts, turns=1)
-    tight = open_engine(make_model(kind), cache_bytes=600 * roomy.sampler.token_bytes)
+    tight = open_engine(make_model(kind), cache_bytes=700 * roomy.sampler.token_bytes)
     found = await converse_all(tight, converse, params, prompts=prompts, turns=1)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     assert tight.sampler.clock < roomy.sampler.clock + 4  # all speak at once here as there
@@ -171,12 +180,12 @@ async def test_a_short_prefix_is_shared_where_copies_have_no_room(kind, make_mod
 
 async def test_a_prefix_just_joined_is_not_evicted(make_model, open_engine):
     """Four requests of two kinds come at once, and there is room for both prefixes but not for all four."""
-    trunks = [make_prompt(70, 150), make_prompt(71, 150)]
+    trunks = [make_prompt(70, 160), make_prompt(71, 160)]
     prompts = [trunk + make_prompt(72 + number, 6) for number, trunk in enumerate(trunks * 2)]
     params = SamplingParams(max_tokens=1, temperature=0.0)
     roomy = open_engine(make_model("llama"))
     expected = await roomy.sample(prompts, params)
-    room = 300 * roomy.sampler.shared_bytes + 20 * roomy.sampler.token_bytes
+    room = (2 * 160 + 3 * 16) * roomy.sampler.token_bytes
     tight = open_engine(make_model("llama"), cache_bytes=room)
     await tight.sample(prompts[::2], params)  # makes the first prefix known; nobody uses it afterwards
     sampler = tight.sampler
@@ -193,7 +202,7 @@ async def test_a_prefix_just_joined_is_not_evicted(make_model, open_engine):
     found = await tight.sample(prompts, params)
     assert [item.tokens for item in found] == [item.tokens for item in expected]
     assert first in sampler.prefixes
-    assert sampler.computed_tokens - before == 150 + 4 * 6
+    assert sampler.computed_tokens - before == 160 + 4 * 6
 
 
 async def test_a_request_alone_takes_the_room_of_what_others_would_share(make_model, open_engine):

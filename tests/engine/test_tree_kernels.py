@@ -101,7 +101,7 @@ def test_half_as_wide_vectors_compute_the_same(monkeypatch, tmp_path):
     narrow = lambda name, *flags: native(name, *flags, "-march=haswell")  # noqa: E731
     for module in (kernels, tree_kernels, logits, layers):
         monkeypatch.setattr(module, "compile_source", narrow)
-    found = kernels.load_kernels.__wrapped__()
+    found = kernels.load_kernels.__wrapped__(is_half=False)
     assert found is not None
     assert found.lanes == 8
     assert tree_kernels.load_tree_kernels.__wrapped__(is_half=False).lanes == 8

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from trialogue.engine.fused import Fused, convolve, fuse, is_changed, is_hooked
-from trialogue.engine.kernels import FEW_ROWS
+from trialogue.engine.fused import Fused, convolve, fuse, is_changed, is_hooked, is_near
+from trialogue.engine.kernels import FEW_ROWS, Few
 from trialogue.engine.layers import LayerKernels, find_layer_kernels
 from trialogue.engine.linear import compute_linear, suits_onednn
 from trialogue.errors import EngineError
@@ -37,6 +37,9 @@ SUPPORTED = (
 
 class Plan(Protocol):
     """What the N packed tokens of one forward pass look back at."""
+
+    few: Few | None
+    """Where they lie, if they are few and kernels can take them."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [H, N, D], key and value [KV, N, D] → [N, H, D]."""
@@ -104,7 +107,7 @@ class Wiring:
         """Compute in bfloat16 from now on; weights stay what they are."""
         self.compute = torch.bfloat16
         if self.fused is not None:
-            self.fused.round()  # what it keeps of conversations stays float32
+            self.fused.round()
         else:
             self.shapes = self.probe()
 
@@ -195,15 +198,15 @@ class Wiring:
             with torch.no_grad(), self.using(Recorder()):
                 expected = self.hidden(tokens, positions)
                 found = compute(tokens, positions, Recorder())
-            # Token by token: single numbers near zero carry the rounding of those that are large.
-            apart = (found - expected).norm(dim=1) / expected.norm(dim=1)
-            if not bool((apart < 1e-4).all()):
+            if not is_near(found, expected, 1e-4):
                 return False
         return True
 
 
 class Recorder:
     """A plan for one sequence that notes the shapes of what passes through."""
+
+    few: Few | None = None
 
     def __init__(self) -> None:
         self.attention: dict[int, tuple[int, int, int]] = {}

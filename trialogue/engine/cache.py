@@ -2,55 +2,81 @@
 """What the sampler keeps of the past: slots of keys, values and convolution inputs, and shared prefixes.
 
 A slot holds the tokens of one conversation after its shared prefix. `StepPlan` is how the packed new
-tokens of one step read and extend the slots: one product of all queries against each shared prefix, one
-batched attention against every row's own slot, combined by their log-sums. Where each conversation has one
-new token and all share one prefix or none, which is most steps, both parts go into one softmax.
+tokens of one step read and extend the slots. On a CPU keys and values lie as the kernels want them, which
+take a step of up to some hundred tokens as it is. Otherwise there is one product of all queries against each
+shared prefix, and one batched attention against every row's own slot, combined by their log-sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
-from trialogue.engine.kernels import Kernels, attend_rows, find_kernels, refuse_outside, turn_keys
+from trialogue.engine.kernels import Few, Kernels, Layout, Rows, attend_rows, find_kernels
 
-MOST_SCORES = 1 << 24
-"""Attention scores of one layer that are held at once in a step of single tokens."""
+
+def find_step_kernels(shapes: LayerShapes, device: torch.device, *, is_half: bool) -> Kernels | None:
+    """What attention of a step is computed with, where the model's layers fit: in bfloat16 or float32."""
+    if device.type != "cpu" or shapes.dtype != torch.float32:
+        return None
+    kernels = find_kernels(is_half=is_half)
+    if kernels is None:
+        return None
+    widths = [(key, value) for _, key, value in shapes.attention.values()]
+    return kernels if all(key == value and key % kernels.lanes == 0 for key, value in widths) else None
 
 
 class Slab:
-    """Keys and values [slots, KV, capacity, D] of each attention layer, inputs [slots, margin + capacity, C]
-    of each convolution. The margin holds the last inputs before a slot begins (zeros at the very start)."""
+    """Keys and values [slots, KV, capacity, D] of each attention layer, laid out for `kernels` if there are
+    any, inputs [slots, margin + capacity, C] of each convolution. The margin holds the last inputs before a
+    slot begins (zeros at the very start)."""
 
-    def __init__(self, shapes: LayerShapes, slots: int, capacity: int, device: torch.device) -> None:
-        self.shapes, self.slots, self.capacity, self.device = shapes, slots, capacity, device
+    def __init__(
+        self,
+        shapes: LayerShapes,
+        slots: int,
+        capacity: int,
+        device: torch.device,
+        kernels: Kernels | None = None,
+    ) -> None:
+        self.shapes, self.device, self.kernels = shapes, device, kernels
+        self.layout = Layout(dtype=shapes.dtype) if kernels is None else kernels.layout
+        self.slots, self.capacity = slots, self.layout.pad(capacity)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.inputs: dict[int, Tensor] = {}
         for layer, (heads, key_width, value_width) in shapes.attention.items():
-            self.keys[layer] = self._zeros(slots, heads, capacity, key_width)
-            self.values[layer] = self._zeros(slots, heads, capacity, value_width)
+            self.keys[layer] = self._zeros(slots, heads, *self.layout.shape_keys(self.capacity, key_width))
+            self.values[layer] = self._zeros(
+                slots, heads, *self.layout.shape_values(self.capacity, value_width)
+            )
         for layer, (channels, kernel) in shapes.convolution.items():
-            self.inputs[layer] = self._zeros(slots, kernel - 1 + capacity, channels)
+            self.inputs[layer] = self._zeros(
+                slots, kernel - 1 + self.capacity, channels, dtype=self.shapes.dtype
+            )
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(*shape, dtype=self.shapes.dtype, device=self.device)
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype or self.layout.dtype, device=self.device)
 
     def resize(self, slots: int, capacity: int, kept: Sequence[int]) -> None:
         """Take new dimensions; slot `kept[i]` becomes slot i. Layer by layer: the peak is one layer more."""
         index = torch.tensor(kept, dtype=torch.long, device=self.device)
+        capacity = self.layout.pad(capacity)
         shared = min(capacity, self.capacity)
-        for store in (self.keys, self.values):
+        for store, unit in ((self.keys, self.layout.lanes), (self.values, self.layout.numbers)):
             for layer, old in store.items():
-                store[layer] = self._zeros(slots, old.shape[1], capacity, old.shape[3])
-                store[layer][: len(kept), :, :shared] = old[:, :, :shared].index_select(0, index)
+                store[layer] = self._zeros(slots, old.shape[1], capacity // unit, *old.shape[3:])
+                store[layer][: len(kept), :, : shared // unit] = old[:, :, : shared // unit].index_select(
+                    0, index
+                )
         for layer, old in self.inputs.items():
             margin = old.shape[1] - self.capacity
-            self.inputs[layer] = self._zeros(slots, margin + capacity, old.shape[2])
+            self.inputs[layer] = self._zeros(slots, margin + capacity, old.shape[2], dtype=old.dtype)
             self.inputs[layer][: len(kept), : margin + shared] = old[:, : margin + shared].index_select(
                 0, index
             )
@@ -64,59 +90,86 @@ class Slab:
 
     def take_in(self, slot: int, prefix: Prefix) -> None:
         """Begin a slot with a copy of `prefix`."""
-        count = len(prefix.tokens)
         for store, held in ((self.keys, prefix.keys), (self.values, prefix.values)):
             for layer, tensor in store.items():
-                tensor[slot, :, :count] = held[layer]
+                tensor[slot, :, : held[layer].shape[1]] = held[layer]
         for layer, tensor in self.inputs.items():
-            tensor[slot, : tensor.shape[1] - self.capacity + count] = prefix.inputs[layer]
+            tensor[slot, : tensor.shape[1] - self.capacity + len(prefix.tokens)] = prefix.inputs[layer]
+
+    def write(self, layer: int, slots: Tensor, places: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keys and values [N, KV, D] into places of slots."""
+        lanes, numbers = self.layout.lanes, self.layout.numbers
+        keys, values = self.keys[layer].transpose(3, 4), self.values[layer].transpose(3, 4)
+        apart = key.unflatten(2, (-1, numbers)).to(keys.dtype)
+        keys[slots, :, places // lanes, places % lanes] = apart
+        values[slots, :, places // numbers, places % numbers] = value.to(values.dtype)
+
+    def read(self, layer: int, slots: Tensor | slice, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, KV, T, D] of the first places of slots, in place where they lie so."""
+        keys, values = self.keys[layer], self.values[layer]
+        padded = self.layout.pad(length)
+        keys, values = (
+            keys[:, :, : padded // self.layout.lanes],
+            values[:, :, : padded // self.layout.numbers],
+        )
+        if isinstance(slots, slice):
+            keys, values = keys[slots], values[slots]
+        else:
+            keys, values = keys.index_select(0, slots), values.index_select(0, slots)
+        return self._plain(keys, values, length)
+
+    def read_prefix(self, prefix: Prefix, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [KV, T, D]."""
+        return self._plain(prefix.keys[layer], prefix.values[layer], len(prefix.tokens))
+
+    def _plain(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        plain = self.layout.read_keys(keys), self.layout.read_values(values)
+        keys, values = (tensor.to(self.shapes.dtype)[..., :length, :] for tensor in plain)
+        return keys, values
 
     def shift(self, slot: int, start: int, length: int) -> None:
         """Drop the first `start` of `length` tokens of a slot: from now on they are in a shared prefix."""
-        for store in (self.keys, self.values):
-            for tensor in store.values():
-                tensor[slot, :, : length - start] = tensor[slot, :, start:length].clone()
+        places = torch.arange(length - start, device=self.device)
+        for layer in self.keys:
+            both = self.read(layer, slice(slot, slot + 1), length)
+            key, value = (tensor[0, :, start:].transpose(0, 1).clone() for tensor in both)
+            self.write(layer, torch.full_like(places, slot), places, key, value)
         for tensor in self.inputs.values():
             margin = tensor.shape[1] - self.capacity
             tensor[slot, : margin + length - start] = tensor[slot, start : margin + length].clone()
 
     def to_prefix(self, slot: int, tokens: list[int]) -> Prefix:
         """Copy the first tokens of a slot out as a shared prefix."""
-        count = len(tokens)
+        padded = self.layout.pad(len(tokens))
+        keys, values = padded // self.layout.lanes, padded // self.layout.numbers
         return Prefix(
             tokens,
-            {layer: tensor[slot, :, :count].clone() for layer, tensor in self.keys.items()},
-            {layer: tensor[slot, :, :count].clone() for layer, tensor in self.values.items()},
+            {layer: tensor[slot, :, :keys].clone() for layer, tensor in self.keys.items()},
+            {layer: tensor[slot, :, :values].clone() for layer, tensor in self.values.items()},
             {
-                layer: tensor[slot, : tensor.shape[1] - self.capacity + count].clone()
+                layer: tensor[slot, : tensor.shape[1] - self.capacity + len(tokens)].clone()
                 for layer, tensor in self.inputs.items()
             },
         )
 
-
-def bytes_per_token(shapes: LayerShapes, *, is_shared: bool = False) -> int:
-    """Of a prefix keys are kept twice: as the model and as the kernel reads them."""
-    copies = 2 if is_shared else 1
-    floats = sum(heads * (copies * key + value) for heads, key, value in shapes.attention.values())
-    floats += sum(channels for channels, _ in shapes.convolution.values())
-    return floats * shapes.dtype.itemsize
+    @property
+    def token_bytes(self) -> int:
+        """What a place takes."""
+        numbers = sum(heads * (key + value) for heads, key, value in self.shapes.attention.values())
+        inputs = sum(channels for channels, _ in self.shapes.convolution.values())
+        return numbers * self.layout.dtype.itemsize + inputs * self.shapes.dtype.itemsize
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Leading tokens computed once for all conversations that begin with them: keys [KV, P, D] by layer."""
+    """Leading tokens computed once for all conversations that begin with them: keys and values by layer, laid
+    out as in slots."""
 
     tokens: list[int]
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
     inputs: dict[int, Tensor]  # of each convolution, with what lies before the first token
     used: int = 0  # step of last use
-    turned: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # keys as the kernel reads them
-
-    def find_turned(self, layer: int, lanes: int) -> Tensor:
-        if layer not in self.turned:
-            self.turned[layer] = turn_keys(self.keys[layer], lanes)
-        return self.turned[layer]
 
 
 @dataclass(slots=True)
@@ -141,38 +194,46 @@ class Bucket:
     length: int
     bias: Tensor  # [R, 1, C, T]: 0 where a query may look, else -inf
     slots: Tensor | slice
-    is_straight: bool = False  # whether `tokens` and `picked` change nothing
-    ends: tuple[Tensor, Tensor] | None = None  # where one new token a row: the slot of each, and its length
-
-    def read(self, kept: Tensor) -> Tensor:
-        """[slots, KV, capacity, D] → [R, KV, T, D], in place where slots are a range."""
-        kept = kept[:, :, : self.length]
-        return kept[self.slots] if isinstance(self.slots, slice) else kept.index_select(0, self.slots)
 
 
-@dataclass(slots=True)
 class StepPlan:
     """A `Plan` for packed pieces, in the order given."""
 
-    slab: Slab
-    slots: Tensor  # of each packed token
-    places: Tensor  # index inside its slot
-    buckets: list[Bucket]
-    shared: list[tuple[Prefix, Tensor | None]] = field(default_factory=list)
+    def __init__(self, slab: Slab, pieces: Sequence[Piece]) -> None:
+        self.slab, self.pieces = slab, pieces
+        self.offsets: list[int] = []
+        slots: list[int] = []
+        places: list[int] = []
+        groups: list[int] = []
+        self.prefixes: list[Prefix | None] = []
+        numbers: dict[int, int] = {}
+        for piece in pieces:
+            self.offsets.append(len(slots))
+            slots += [piece.slot] * piece.count
+            places += range(piece.start, piece.start + piece.count)
+            group = numbers.setdefault(id(piece.prefix), len(numbers))
+            if group == len(self.prefixes):
+                self.prefixes.append(piece.prefix)
+            groups += [group] * piece.count
+        self.slots, self.places = (torch.tensor(values, device=slab.device) for values in (slots, places))
+        self.few: Few | None = None
+        if slab.kernels is not None and len(slots) <= slab.kernels.most:
+            known = [0 if prefix is None else len(prefix.tokens) for prefix in self.prefixes]
+            rows = Rows(slots, places, groups, known, slab.slots, slab.capacity)
+            self.few = Few(slab.kernels, rows, slab, self.prefixes)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        keys, values = self.slab.keys[layer], self.slab.values[layer]
-        keys.transpose(1, 2)[self.slots, self.places] = key.transpose(0, 1)
-        values.transpose(1, 2)[self.slots, self.places] = value.transpose(0, 1)
+        slab = self.slab
+        slab.write(layer, self.slots, self.places, key.transpose(0, 1), value.transpose(0, 1))
         queries = query.transpose(0, 1)  # [N, H, D]
-        if self._is_plain(queries.shape[1]):
-            return self._attend_rows(layer, queries * scaling)
-        output = queries.new_empty(queries.shape[0], queries.shape[1], values.shape[3])
+        if self.few is not None:
+            return attend_rows(self.few, layer, queries.contiguous(), scaling)
+        output = queries.new_empty(queries.shape[0], queries.shape[1], value.shape[2])
         sums = torch.empty(queries.shape[:2], dtype=torch.float32, device=query.device)
         for bucket in self.buckets:
             picked = queries.index_select(0, bucket.tokens)
             picked = picked.view(bucket.rows, bucket.count, *queries.shape[1:]).transpose(1, 2)
-            own_keys, own_values = bucket.read(keys), bucket.read(values)
+            own_keys, own_values = slab.read(layer, bucket.slots, bucket.length)
             part, part_sum = attend_with_sum(picked, own_keys, own_values, scaling, bucket.bias)
             output[bucket.targets] = part.transpose(1, 2).flatten(0, 1).index_select(0, bucket.picked)
             sums[bucket.targets] = (
@@ -180,9 +241,8 @@ class StepPlan:
             )
         for prefix, tokens in self.shared:
             picked = query if tokens is None else query.index_select(1, tokens)
-            part, part_sum = attend_with_sum(
-                picked[None], prefix.keys[layer][None], prefix.values[layer][None], scaling
-            )
+            keys, values = slab.read_prefix(prefix, layer)
+            part, part_sum = attend_with_sum(picked[None], keys[None], values[None], scaling)
             part, part_sum = part[0].transpose(0, 1), part_sum[0].transpose(0, 1)
             if tokens is None:
                 output, sums = merge_parts(part, part_sum, output, sums)
@@ -190,148 +250,52 @@ class StepPlan:
                 output[tokens], sums[tokens] = merge_parts(part, part_sum, output[tokens], sums[tokens])
         return output
 
-    def _is_plain(self, heads: int) -> bool:
-        """One new token in each conversation, one prefix that all share, or none, and room for all scores."""
-        if len(self.buckets) > 1 or self.buckets[0].count > 1 or len(self.shared) > 1:
-            return False
-        known = 0
-        for prefix, tokens in self.shared:
-            if tokens is not None:
-                return False
-            known = len(prefix.tokens)
-        (bucket,) = self.buckets
-        return bucket.rows * heads * (known + bucket.length) <= MOST_SCORES
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """Pieces are padded together only with others of about their length."""
+        groups: dict[int, list[int]] = {}
+        for number, piece in enumerate(self.pieces):
+            size = 1 if piece.count == 1 else max(8, 1 << (piece.count - 1).bit_length())
+            groups.setdefault(size, []).append(number)
+        return [self._plan_bucket(members) for members in groups.values()]
 
-    def _attend_rows(self, layer: int, queries: Tensor) -> Tensor:
-        """Scaled queries [N, H, D] → [N, H, D]."""
-        (bucket,) = self.buckets
-        keys, values = self.slab.keys[layer], self.slab.values[layer]
-        kernels = self._find_kernels(queries, values)
-        if kernels is not None and bucket.ends is not None:
-            pairs = [(one.find_turned(layer, kernels.lanes), one.values[layer]) for one, _ in self.shared]
-            prefix = pairs[0] if pairs else ()
-            return attend_rows(kernels, queries.contiguous(), keys, values, *bucket.ends, *prefix)
-        own_keys, own_values = bucket.read(keys), bucket.read(values)
-        rows, heads, length, width = own_keys.shape
-        if not bucket.is_straight:
-            queries = queries.index_select(0, bucket.tokens)
-        # The queries that share a key head are rows of one matrix product.
-        grouped = queries.reshape(rows * heads, -1, width)
-        groups = grouped.shape[1]
-        bias = bucket.bias.expand(rows, heads, 1, length).reshape(rows * heads, 1, length)
-        scores = torch.baddbmm(bias, grouped, own_keys.flatten(0, 1).transpose(1, 2))
-        if not self.shared:
-            output = torch.bmm(scores.softmax(-1), own_values.flatten(0, 1))
-        else:
-            keys, values = self.shared[0][0].keys[layer], self.shared[0][0].values[layer]
-            known = keys.shape[1]
-            turned = queries.view(rows, heads, groups, width).transpose(0, 1).reshape(heads, -1, width)
-            before = torch.bmm(turned, keys.transpose(1, 2)).view(heads, rows, groups, known)
-            both = torch.cat([before.transpose(0, 1), scores.view(rows, heads, groups, length)], 3)
-            weights = both.softmax(-1)
-            turned = weights[..., :known].transpose(0, 1).reshape(heads, -1, known)
-            part = torch.bmm(turned, values).view(heads, rows, groups, -1).transpose(0, 1)
-            own = weights[..., known:].flatten(0, 1)
-            output = torch.baddbmm(part.reshape(rows * heads, groups, -1), own, own_values.flatten(0, 1))
-        output = output.view(rows, heads * groups, -1)
-        return output if bucket.is_straight else output.index_select(0, bucket.picked)
+    def _plan_bucket(self, members: list[int]) -> Bucket:
+        device = self.slab.device
+        chosen = [self.pieces[number] for number in members]
+        count = max(piece.count for piece in chosen)
+        length = max(piece.start + piece.count for piece in chosen)
+        counts = torch.tensor([piece.count for piece in chosen], device=device)
+        starts = torch.tensor([piece.start for piece in chosen], device=device)
+        first = torch.tensor([self.offsets[number] for number in members], device=device)
+        steps = torch.arange(count, device=device)
+        real = steps < counts[:, None]
+        tokens = torch.where(real, first[:, None] + steps, first[:, None]).flatten()
+        hidden = torch.arange(length, device=device) > (starts[:, None] + steps)[:, :, None]
+        bias = torch.zeros(hidden.shape, dtype=self.slab.shapes.dtype, device=device)
+        bias.masked_fill_(hidden, -torch.inf)
+        picked = real.flatten().nonzero()[:, 0]
+        places = [piece.slot for piece in chosen]
+        in_order = places == list(range(places[0], places[0] + len(places)))
+        slots = slice(places[0], places[-1] + 1) if in_order else torch.tensor(places, device=device)
+        return Bucket(tokens, picked, tokens[picked], len(chosen), count, length, bias[:, None], slots)
 
-    def _find_kernels(self, queries: Tensor, values: Tensor) -> Kernels | None:
-        width = queries.shape[2]
-        is_at_hand = queries.dtype == torch.float32 and queries.device.type == "cpu"
-        kernels = find_kernels() if is_at_hand and values.shape[3] == width else None
-        return kernels if kernels is not None and width % kernels.lanes == 0 else None
+    @cached_property
+    def shared(self) -> list[tuple[Prefix, Tensor | None]]:
+        """Each prefix and the tokens that look at it, None for all."""
+        found: list[tuple[Prefix, Tensor | None]] = []
+        for prefix in self.prefixes:
+            if prefix is not None:
+                tokens = [
+                    offset + number
+                    for offset, piece in zip(self.offsets, self.pieces, strict=True)
+                    if piece.prefix is prefix
+                    for number in range(piece.count)
+                ]
+                all_share = len(tokens) == len(self.slots)
+                found.append((prefix, None if all_share else torch.tensor(tokens, device=self.slab.device)))
+        return found
 
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
         kept = self.slab.inputs[layer]
         kept[self.slots, self.places + (kernel - 1)] = inputs
         return [kept[self.slots, self.places + (kernel - 1 - distance)] for distance in range(1, kernel)]
-
-
-def plan_step(slab: Slab, pieces: Sequence[Piece]) -> StepPlan:
-    """Lay out one step. Pieces are padded together only with others of about their length."""
-    device = slab.device
-    offsets: list[int] = []
-    slots: list[int] = []
-    places: list[int] = []
-    groups: dict[int, list[int]] = {}
-    shared: dict[int, tuple[Prefix, list[int]]] = {}
-    total = 0
-    for number, piece in enumerate(pieces):
-        offsets.append(total)
-        if piece.count == 1:
-            slots.append(piece.slot)
-            places.append(piece.start)
-            groups.setdefault(1, []).append(number)
-        else:
-            slots.extend([piece.slot] * piece.count)
-            places.extend(range(piece.start, piece.start + piece.count))
-            groups.setdefault(max(8, 1 << (piece.count - 1).bit_length()), []).append(number)
-        if piece.prefix is not None:
-            _, tokens = shared.setdefault(id(piece.prefix), (piece.prefix, []))
-            tokens.extend(range(total, total + piece.count))
-        total += piece.count
-    buckets = [
-        _plan_rows(slab, pieces, offsets, members)
-        if count == 1
-        else _plan_bucket(slab, pieces, offsets, members)
-        for count, members in groups.items()
-    ]
-    return StepPlan(
-        slab,
-        torch.tensor(slots, device=device),
-        torch.tensor(places, device=device),
-        buckets,
-        [
-            (prefix, None if len(tokens) == total else torch.tensor(tokens, device=device))
-            for prefix, tokens in shared.values()
-        ],
-    )
-
-
-def _plan_rows(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], members: list[int]) -> Bucket:
-    """One new token a row. Where most slots of a range take part, the whole range is read in place; copying
-    the chosen slots out pays only when they are few."""
-    device = slab.device
-    chosen = torch.tensor([pieces[number].slot for number in members], device=device)
-    lengths = torch.tensor([pieces[number].start + 1 for number in members], device=device)
-    targets = torch.tensor([offsets[number] for number in members], device=device)
-    ends = chosen, lengths
-    refuse_outside(chosen, lengths, slab.slots, slab.capacity)
-    length = int(lengths.max())
-    first, last = int(chosen.min()), int(chosen.max()) + 1
-    rows = len(members)
-    if 2 * rows >= last - first:
-        rows = last - first
-        picked = chosen - first
-        tokens = torch.zeros(rows, dtype=torch.long, device=device).index_copy_(0, picked, targets)
-        lengths = torch.ones(rows, dtype=torch.long, device=device).index_copy_(0, picked, lengths)
-        slots: Tensor | slice = slice(first, last)
-    else:
-        picked = torch.arange(rows, device=device)
-        tokens, slots = targets, chosen
-    hidden = torch.arange(length, device=device) >= lengths[:, None]
-    bias = torch.zeros(rows, length, dtype=slab.shapes.dtype, device=device).masked_fill_(hidden, -torch.inf)
-    places = torch.arange(rows, device=device)
-    is_straight = tokens.equal(places) and picked.equal(places)
-    return Bucket(tokens, picked, targets, rows, 1, length, bias[:, None, None], slots, is_straight, ends)
-
-
-def _plan_bucket(slab: Slab, pieces: Sequence[Piece], offsets: Sequence[int], members: list[int]) -> Bucket:
-    device = slab.device
-    chosen = [pieces[number] for number in members]
-    count = max(piece.count for piece in chosen)
-    length = max(piece.start + piece.count for piece in chosen)
-    counts = torch.tensor([piece.count for piece in chosen], device=device)
-    starts = torch.tensor([piece.start for piece in chosen], device=device)
-    first = torch.tensor([offsets[number] for number in members], device=device)
-    steps = torch.arange(count, device=device)
-    real = steps < counts[:, None]
-    tokens = torch.where(real, first[:, None] + steps, first[:, None]).flatten()
-    hidden = torch.arange(length, device=device) > (starts[:, None] + steps)[:, :, None]
-    bias = torch.zeros(hidden.shape, dtype=slab.shapes.dtype, device=device).masked_fill_(hidden, -torch.inf)
-    picked = real.flatten().nonzero()[:, 0]
-    places = [piece.slot for piece in chosen]
-    in_order = places == list(range(places[0], places[0] + len(places)))
-    slots = slice(places[0], places[-1] + 1) if in_order else torch.tensor(places, device=device)
-    return Bucket(tokens, picked, tokens[picked], len(chosen), count, length, bias[:, None], slots)

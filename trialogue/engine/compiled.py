@@ -107,9 +107,12 @@ def remove_old(library: Path) -> None:
             other.unlink(missing_ok=True)
 
 
-def find_function(library: ctypes.CDLL, name: str, places: int, *rest: Any) -> Callable[..., int]:
+def find_function(
+    library: ctypes.CDLL, name: str, places: int, *rest: Any, gives: Any = ctypes.c_int
+) -> Callable[..., int]:
     """A function that takes so many addresses, and then other things."""
     function = library[name]
+    function.restype = gives
     function.argtypes = [ctypes.c_void_p] * places + list(rest)
     return function
 

@@ -1,17 +1,18 @@
-# pyright: reportUnknownMemberType=false
-"""What a decoding step on a CPU needs most, in C: `c/decode.c`, products and attention of a few rows.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+"""What a step of a few new tokens needs most on a CPU, in C: `c/decode.c`, products, attention, all layers.
 
 Matrix libraries are made for many rows: for a handful they bring weights, keys and values from memory at
 half the speed at which it delivers. Where nothing can be compiled, or what was computes something else,
-callers do without. In bfloat16 there is the product alone, on processors that multiply such numbers.
+callers do without. There are kernels for float32, and for bfloat16 on processors that multiply it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,174 +21,279 @@ from trialogue.engine.compiled import compile_source, find_function, refuse_unre
 
 FEW_ROWS = 32
 """Rows up to which a large product in float32 is done here."""
-HALF_LANES = 16
-"""Numbers in a vector of the processors that multiply bfloat16."""
 THREADS = 2
 """Among more than these handing out the work takes longer than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How keys and values of `length` tokens lie: keys [length / lanes, width / numbers, lanes, numbers], so
+    that scores of neighbours come out side by side, values [length / numbers, width, numbers]. Lengths are
+    padded to a whole number of lanes."""
+
+    lanes: int = 1
+    numbers: int = 1  # that are multiplied at once
+    dtype: torch.dtype = torch.float32
+
+    def pad(self, length: int) -> int:
+        return -(-length // self.lanes) * self.lanes
+
+    def shape_keys(self, length: int, width: int) -> tuple[int, int, int, int]:
+        return length // self.lanes, width // self.numbers, self.lanes, self.numbers
+
+    def shape_values(self, length: int, width: int) -> tuple[int, int, int]:
+        return length // self.numbers, width, self.numbers
+
+    def lay_keys(self, keys: Tensor) -> Tensor:
+        """[…, T, D], T a multiple of lanes → […, T / lanes, D / numbers, lanes, numbers]"""
+        apart = keys.unflatten(-2, (-1, self.lanes)).unflatten(-1, (-1, self.numbers))
+        return apart.transpose(-3, -2).to(self.dtype).contiguous()
+
+    def lay_values(self, values: Tensor) -> Tensor:
+        """[…, T, D] → […, T / numbers, D, numbers]"""
+        return values.unflatten(-2, (-1, self.numbers)).transpose(-2, -1).to(self.dtype).contiguous()
+
+    def read_keys(self, kept: Tensor) -> Tensor:
+        """The way back, in place where nothing lies otherwise."""
+        return kept.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+    def read_values(self, kept: Tensor) -> Tensor:
+        return kept.transpose(-2, -1).flatten(-3, -2)
+
+
+class Spots(ctypes.Structure):
+    """`spots` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("rows", "capacity", "groups")),
+        *((name, ctypes.c_void_p) for name in ("slots", "places", "order", "edges", "known")),
+    )
+
+
+class Memory(ctypes.Structure):
+    """`memory` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("heads", "kept", "width")),
+        ("scaling", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "prefixes")),
+    )
+
+
+class Rows:
+    """Where new tokens lie. Row i is at places[i] of slots[i], one of `held` slots of a capacity, and looks
+    at it up to there, and at the prefix of its group, which has `known` tokens. Rows of a slot follow each
+    other."""
+
+    def __init__(
+        self,
+        slots: Sequence[int],
+        places: Sequence[int],
+        groups: Sequence[int],
+        known: Sequence[int],
+        held: int,
+        capacity: int,
+    ) -> None:
+        require(len(slots) == len(places) == len(groups), "rows without a place")
+        require(0 <= min(slots) <= max(slots) < held, "slots that are not there")
+        require(0 <= min(places) <= max(places) < capacity, "places that no slot has")
+        require(0 <= min(groups) <= max(groups) < len(known), "a group that is not there")
+        order = sorted(range(len(slots)), key=groups.__getitem__)
+        edges = [sum(group < number for group in groups) for number in range(len(known) + 1)]
+        self.lists = [torch.tensor(values) for values in (slots, places, order, edges, known)]
+        addresses = [values.data_ptr() for values in self.lists]
+        self.known, self.held = known, held
+        self.spots = Spots(len(slots), capacity, len(known), *addresses)
+
+    def __len__(self) -> int:
+        return len(self.lists[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """`c/decode.c` as compiled for this machine: functions that take addresses and sizes and return 0."""
 
+    lay_out: Callable[..., int]
     product: Callable[..., int]
     attend: Callable[..., int]
-    lanes: int
-    """Numbers in a vector: what widths must be multiples of."""
+    advance: Callable[..., int]
+    room_to_attend: Callable[..., int]
+    room_of_a_part: Callable[..., int]
+    layout: Layout
+    most: int
+    """Rows of a step that they take at once."""
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in a vector: what widths must be multiples of."""
+        return self.layout.lanes
 
 
-def find_kernels() -> Kernels | None:
-    """The kernels, where they are of use."""
-    return load_kernels() if torch.get_num_threads() <= THREADS else None
+def find_kernels(*, is_half: bool = False) -> Kernels | None:
+    """The kernels, where they are of use: in bfloat16 nothing else adds up in float32."""
+    return load_kernels(is_half=is_half) if is_half or torch.get_num_threads() <= THREADS else None
 
 
-def to_panels(weight: Tensor, lanes: int) -> Tensor:
-    """[out, in] → [out / lanes, in, lanes]"""
-    return weight.view(-1, lanes, weight.shape[1]).transpose(1, 2).contiguous()
-
-
-def to_half_panels(weight: Tensor) -> Tensor:
-    """[out, in] → [out / lanes, in / 2, lanes, 2] in bfloat16, with zeros where outputs are left over"""
-    padded = torch.nn.functional.pad(weight.bfloat16(), (0, 0, 0, -len(weight) % HALF_LANES))
-    return padded.view(-1, HALF_LANES, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
-
-
-def turn_keys(keys: Tensor, lanes: int) -> Tensor:
-    """[KV, T, D] → [KV, T / lanes, D, lanes], with zeros where T is no multiple of lanes."""
-    padded = torch.nn.functional.pad(keys, (0, 0, 0, -keys.shape[1] % lanes))
-    return padded.view(len(keys), -1, lanes, keys.shape[2]).transpose(2, 3).contiguous()
+def to_panels(kernels: Kernels, weight: Tensor) -> Tensor:
+    """[out, in] → [out / lanes, in / numbers, lanes, numbers], with zeros where outputs are left over"""
+    (outputs, width), layout = weight.shape, kernels.layout
+    refuse_unreadable(weight)
+    require(width % layout.numbers == 0, "a width that is no whole number of units")
+    shape = layout.shape_keys(layout.pad(outputs), width)
+    panels = torch.empty(shape, dtype=layout.dtype)
+    places = (weight.data_ptr(), panels.data_ptr(), outputs, shape[1])
+    share(lambda _, first, last: kernels.lay_out(*places, first, last), len(panels))
+    return panels
 
 
 def multiply(kernels: Kernels, inputs: Tensor, panels: Tensor) -> Tensor:
-    """inputs [N, in] times a matrix in panels [out / lanes, in, lanes] → [N, out]"""
-    rows, width = inputs.shape
-    count, lanes = len(panels), kernels.lanes
-    refuse_unreadable(inputs, panels)
-    require(panels.shape[1:] == (width, lanes), "panels of another width")
-    output = inputs.new_empty(rows, count * lanes)
-    places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
-    sizes = (rows, width, count * lanes)
-    share(lambda _, first, last: kernels.product(*places, *sizes, first, last), count, lanes)
-    return output
-
-
-def multiply_halves(product: Callable[..., int], inputs: Tensor, panels: Tensor) -> Tensor:
-    """inputs [N, in] times a matrix in panels [out / lanes, in / 2, lanes, 2] → [N, out] in float32."""
-    rows, width = inputs.shape
+    """inputs [N, in] times a matrix in panels → [N, outputs, and those that are nothing]"""
+    (rows, width), layout = inputs.shape, kernels.layout
     refuse_unreadable(inputs)
-    require(panels.dtype == torch.bfloat16 and panels.is_contiguous(), "panels that lie otherwise")
-    require(panels.shape[1:] == (width // 2, HALF_LANES, 2) and width % 2 == 0, "panels of another width")
-    output = inputs.new_empty(rows, len(panels) * HALF_LANES)
+    refuse_unreadable(panels, numbers=layout.dtype)
+    require(width % layout.numbers == 0, "a width that is no whole number of units")
+    units = width // layout.numbers
+    require(panels.shape[1:] == (units, layout.lanes, layout.numbers), "panels of another width")
+    output = inputs.new_empty(rows, len(panels) * layout.lanes)
     places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
-    sizes = (rows, width // 2, output.shape[1])
+    sizes = (rows, units, output.shape[1])
     threads = THREADS if rows <= FEW_ROWS else None
-    share(lambda _, first, last: product(*places, *sizes, first, last), len(panels), HALF_LANES, threads)
+    share(
+        lambda _, first, last: kernels.product(*places, *sizes, first, last),
+        len(panels),
+        layout.lanes,
+        threads,
+    )
     return output
 
 
-def attend_rows(
-    kernels: Kernels,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    turned: Tensor | None = None,
-    shared: Tensor | None = None,
-) -> Tensor:
-    """Scaled queries [N, H, D] of one new token in each row → [N, H, D]. Row i looks at the first lengths[i]
-    places of slots[i] in keys and values [slots, KV, capacity, D], and at a prefix, keys turned round."""
-    (rows, heads, width), (_, kept, capacity, _) = queries.shape, keys.shape
-    known = 0 if shared is None else shared.shape[1]
-    refuse_unreadable(queries, keys, values)
-    require(keys.shape == values.shape and keys.shape[3] == width, "keys or values of another width")
-    require(width % kernels.lanes == 0, "a width that is no whole number of vectors")
-    require(heads % kept == 0, "heads that cannot share keys evenly")
-    require(len(slots) == len(lengths) == rows, "rows without a slot")
-    require((turned is None) == (shared is None), "half a prefix")
-    if turned is not None and shared is not None:
-        refuse_unreadable(turned, shared)
-        require(shared.shape == (kept, known, width), "a prefix of another width")
-        panels = (kept, -(-known // kernels.lanes), width, kernels.lanes)
-        require(turned.shape == panels, "keys not turned round")
-    output = torch.empty_like(queries)
-    places = [0 if tensor is None else tensor.data_ptr() for tensor in (queries, turned, shared)]
-    places += [tensor.data_ptr() for tensor in (keys, values, slots, lengths, output)]
-    sizes = (heads, kept, width, known, capacity)
-    share(lambda _, first, last: kernels.attend(*places, *sizes, first, last), rows)
+class Holder(Protocol):
+    """What is kept of tokens, by layer: of all slots, or of one prefix."""
+
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+    inputs: dict[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """A step of few new tokens for kernels to take: where tokens lie in slots, what each group looks at."""
+
+    kernels: Kernels
+    rows: Rows
+    slots: Holder
+    prefixes: Sequence[Holder | None]
+
+    def tell(self, layer: int, memory: Memory) -> list[int]:
+        """Tell a kernel where keys and values of a layer are, if they lie as it reads them; returns where
+        those of the prefixes are."""
+        layout, rows = self.kernels.layout, self.rows
+        capacity, width = rows.spots.capacity, memory.width
+        require(width % layout.lanes == 0, "a width that is no whole number of vectors")
+        require(memory.heads % memory.kept == 0, "heads that cannot share keys evenly")
+        require(len(self.prefixes) == len(rows.known), "a prefix for each group but one")
+        addresses: list[int] = []
+        leading = (rows.held, memory.kept)
+        for length, holder in zip((capacity, *rows.known), (self.slots, *self.prefixes), strict=True):
+            if holder is None:
+                require(length == 0, "half a prefix")
+                addresses += [0, 0]
+                continue
+            padded = layout.pad(length)
+            shapes = layout.shape_keys(padded, width), layout.shape_values(padded, width)
+            for tensor, shape in zip((holder.keys[layer], holder.values[layer]), shapes, strict=True):
+                refuse_unreadable(tensor, numbers=layout.dtype)
+                require(tensor.shape == (*leading, *shape), "keys or values that lie otherwise")
+                addresses.append(tensor.data_ptr())
+            leading = (memory.kept,)
+        memory.keys, memory.values = addresses[:2]
+        return addresses[2:]
+
+
+def attend_rows(few: Few, layer: int, queries: Tensor, scaling: float) -> Tensor:
+    """Queries [N, H, D] of new tokens → [N, H, D]; their own keys and values are in place already."""
+    kernels, rows, (count, heads, width) = few.kernels, few.rows, queries.shape
+    refuse_unreadable(queries)
+    require(count == len(rows) <= kernels.most, "so many rows")
+    memory = Memory(heads, few.slots.keys[layer].shape[1], width, scaling)
+    found = few.tell(layer, memory)
+    addresses = (ctypes.c_void_p * len(found))(*found)
+    memory.prefixes = ctypes.addressof(addresses)
+    told = ctypes.addressof(rows.spots), ctypes.addressof(memory)
+    parts = min(count, torch.get_num_threads(), THREADS)
+    each = kernels.room_to_attend(*told)
+    scratch, output = queries.new_empty(parts * each), torch.empty_like(queries)
+    places = (*told, queries.data_ptr(), output.data_ptr(), scratch.data_ptr())
+    share(lambda part, _, __: kernels.attend(*places, each, parts, part), parts)
     return output
-
-
-def refuse_outside(slots: Tensor, lengths: Tensor, held: int, capacity: int) -> None:
-    """What rows look at must be there. Asked once for all layers of a step."""
-    for places in (slots, lengths):
-        require(places.dtype == torch.int64 and places.is_contiguous(), "places that lie otherwise")
-    require(bool(((slots >= 0) & (slots < held)).all()), "slots that are not there")
-    require(bool(((lengths > 0) & (lengths <= capacity)).all()), "lengths that no slot has")
 
 
 @cache
-def load_kernels() -> Kernels | None:
-    library = compile_source("decode.c")
+def load_kernels(*, is_half: bool) -> Kernels | None:
+    library = compile_source("decode.c", *(["-DPAIRS"] if is_half else []))
     if library is None:
         return None
+    size = ctypes.c_size_t
+    lanes = size.in_dll(library, "lanes_of_a_vector").value
     kernels = Kernels(
-        find_function(library, "product", 3, *[ctypes.c_size_t] * 5),
-        find_function(library, "attend", 8, *[ctypes.c_size_t] * 7),
-        ctypes.c_size_t.in_dll(library, "lanes_of_a_vector").value,
+        find_function(library, "lay_out", 2, *[size] * 4),
+        find_function(library, "product", 3, *[size] * 5),
+        find_function(library, "attend", 5, *[size] * 3),
+        find_function(library, "advance", 1, size, ctypes.c_void_p, size),
+        find_function(library, "room_to_attend", 2, gives=size),
+        find_function(library, "room_of_a_part", 1, size, ctypes.c_void_p, gives=size),
+        Layout(lanes, 2, torch.bfloat16) if is_half else Layout(lanes),
+        size.in_dll(library, "most_rows").value,
     )
     return kernels if are_right(kernels) else None
 
 
-@cache
-def load_half_product() -> Callable[..., int] | None:
-    """The product of bfloat16 numbers, where the processor has it; the width of its vectors is HALF_LANES."""
-    library = compile_source("decode.c", "-DPAIRS")
-    if library is None:
-        return None
-    product = find_function(library, "product", 3, *[ctypes.c_size_t] * 5)
-    is_fit = ctypes.c_size_t.in_dll(library, "lanes_of_a_vector").value == HALF_LANES
-    return product if is_fit and is_right(product) else None
+@dataclass(slots=True)
+class Sample:
+    """A layer that holds something, to try kernels on."""
 
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+    inputs: dict[int, Tensor]
 
-def is_right(product: Callable[..., int]) -> bool:
-    """Whether it computes what torch does of the same rounded numbers."""
-    weight = torch.arange(HALF_LANES * 192.0).cos().view(-1, 64)
-    for rows in range(1, 2 * HALF_LANES + 1):
-        inputs = torch.arange(rows * 64.0).sin().view(-1, 64)
-        expected = inputs.bfloat16().float() @ weight.bfloat16().float().T
-        if not torch.allclose(multiply_halves(product, inputs, to_half_panels(weight)), expected, atol=1e-4):
-            return False
-    return True
+    @classmethod
+    def lay(cls, layout: Layout, keys: Tensor, values: Tensor) -> Sample:
+        padding = (0, 0, 0, layout.pad(keys.shape[-2]) - keys.shape[-2])
+        keys, values = (torch.nn.functional.pad(tensor, padding) for tensor in (keys, values))
+        return cls({0: layout.lay_keys(keys)}, {0: layout.lay_values(values)}, {})
 
 
 def are_right(kernels: Kernels) -> bool:
-    """Whether they compute what torch does."""
-    lanes = kernels.lanes
-    weight = torch.arange(lanes * 192.0).cos().view(-1, 64)
-    for rows in range(1, FEW_ROWS + 1):  # each height of a tile is code of its own
-        inputs = torch.arange(rows * 64.0).sin().view(-1, 64)
-        product = multiply(kernels, inputs, to_panels(weight, lanes))
+    """Whether products and attention are what torch makes of the same numbers, rounded as they are there."""
+    layout = kernels.layout
+
+    def draw(*shape: int, offset: int = 0) -> Tensor:
+        count = torch.Size(shape).numel()
+        return torch.arange(count * 1.0).add(offset).sin().view(shape).to(layout.dtype).float()
+
+    weight = draw(3 * layout.lanes, 64, offset=5)
+    for count in range(1, FEW_ROWS + 1):  # each height of a tile is code of its own
+        inputs = draw(count, 64)
+        product = multiply(kernels, inputs, to_panels(kernels, weight))
         if not torch.allclose(product, inputs @ weight.T, atol=1e-4):
             return False
-    rows, heads, kept, width, known, own = 3, 4, 2, 2 * lanes, 5, 7
-    queries, keys, values = (
-        torch.arange(rows * count * width * 1.0).add(offset).sin().view(rows, -1, width)
-        for offset, count in ((0, heads), (1, kept * own), (2, kept * own))
-    )
-    keys, values = (tensor.view(rows, kept, own, width) for tensor in (keys, values))
-    shared = values[0, :, :known].contiguous().cos()
-    slots, lengths = torch.tensor([2, 0, 1]), torch.tensor([7, 1, 4])
-    found = attend_rows(kernels, queries, keys, values, slots, lengths, turn_keys(shared, lanes), shared)
-    for row in range(rows):
-        own_keys, own_values = (tensor[slots[row], :, : lengths[row]] for tensor in (keys, values))
-        expected = torch.nn.functional.scaled_dot_product_attention(
-            queries[row][None, :, None],
-            torch.cat([shared, own_keys], 1)[None],
-            torch.cat([shared, own_values], 1)[None],
-            scale=1.0,
-            enable_gqa=True,
+    heads, kept, width, known, own = 4, 2, 2 * layout.lanes, 5, 2 * layout.lanes
+    queries = draw(3, heads, width)
+    keys, values = (draw(3, kept, own, width, offset=offset) for offset in (1, 2))
+    prefix = [draw(kept, known, width, offset=offset) for offset in (3, 4)]
+    slots, places, groups = [2, 0, 1], [6, 0, own - 1], [1, 0, 1]
+    rows = Rows(slots, places, groups, [0, known], 3, own)
+    few = Few(kernels, rows, Sample.lay(layout, keys, values), [None, Sample.lay(layout, *prefix)])
+    found = attend_rows(few, 0, queries, 0.2)
+    for row, (slot, place, group) in enumerate(zip(slots, places, groups, strict=True)):
+        key, value = (
+            torch.cat([before[:, : group * known], own[slot, :, : place + 1]], 1)[None]
+            for before, own in zip(prefix, (keys, values), strict=True)
         )
-        if not torch.allclose(found[row], expected[0, :, 0], atol=1e-4):
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            queries[row][None, :, None], key, value, scale=0.2, enable_gqa=True
+        )
+        tolerance = 2e-2 if layout.dtype == torch.bfloat16 else 1e-4
+        if not torch.allclose(found[row], expected[0, :, 0], atol=tolerance):
             return False
     return True

@@ -19,16 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trialogue.engine.kernels import (
-    FEW_ROWS,
-    Kernels,
-    find_kernels,
-    load_half_product,
-    multiply,
-    multiply_halves,
-    to_half_panels,
-    to_panels,
-)
+from trialogue.engine.kernels import FEW_ROWS, Kernels, find_kernels, load_kernels, multiply, to_panels
 
 SMALL = 1 << 18
 """Weights in a matrix that gains nothing from being laid out anew."""
@@ -41,42 +32,46 @@ class Joined:
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
-        self.outputs = sum(layer.out_features for layer in layers)
+        self.width, self.outputs = layers[0].in_features, sum(layer.out_features for layer in layers)
         self.is_large = sum(layer.weight.numel() for layer in layers) >= SMALL
         self.is_half = False
         self.forget()
 
     def forget(self) -> None:
-        self.weight: Tensor | None = None
+        self.laid: Tensor | None = None
         self.bias: Tensor | None = None
-        self.kernels: Kernels | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if self.is_large and not self.is_half and len(inputs) > FEW_ROWS:
             parts = [multiply_many(inputs, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        weight = self._lay_out() if self.weight is None else self.weight
-        if self.is_half:
-            output = multiply_rounded(inputs, weight, self.outputs)
+        if self.laid is None:
+            self.laid, self.bias = self._lay_out(), self.find_bias()
+        if self.is_half or self.laid.ndim == 4:
+            output = multiply_laid(inputs, self.laid, self.outputs)
             return output if self.bias is None else output.add_(self.bias)
-        if self.kernels is not None:
-            output = multiply(self.kernels, inputs.contiguous(), weight)
-            return output if self.bias is None else output.add_(self.bias)
-        if weight.is_mkldnn:
-            return multiply_by_onednn(inputs, weight, self.bias)
-        return nn.functional.linear(inputs, weight, self.bias)
+        if self.laid.is_mkldnn:
+            return multiply_by_onednn(inputs, self.laid, self.bias)
+        return nn.functional.linear(inputs, self.laid, self.bias)
 
     def _lay_out(self) -> Tensor:
-        weight = join(self.weights).detach()
-        kernels = find_kernels() if self.is_large and not self.is_half else None
+        weight = join(self.weights).detach().contiguous()
         if self.is_half:
-            weight = to_rounded(weight)
-        elif kernels is not None and self.outputs % kernels.lanes == 0:
-            self.kernels, weight = kernels, to_panels(weight, kernels.lanes)
-        elif self.is_large and torch.backends.mkldnn.is_available():
-            weight = cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS))
-        self.weight, self.bias = weight, self.find_bias()
+            return to_rounded(weight)
+        kernels = find_kernels() if self.is_large else None
+        if kernels is not None:
+            return to_panels(kernels, weight)
+        if self.is_large and torch.backends.mkldnn.is_available():
+            return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS))
         return weight
+
+    def find_panels(self, kernels: Kernels) -> Tensor:
+        """All weights as `kernels` take them, which many matrices are anyway."""
+        if self.laid is None:
+            self.laid, self.bias = self._lay_out(), self.find_bias()
+        return (
+            self.laid if self.laid.ndim == 4 else to_panels(kernels, join(self.weights).detach().contiguous())
+        )
 
     @property
     def weights(self) -> list[Tensor]:
@@ -92,18 +87,18 @@ class Joined:
 
 
 def to_rounded(weight: Tensor) -> Tensor:
-    """A matrix [out, in] for `multiply_rounded`."""
-    is_even = weight.shape[1] % 2 == 0
-    return to_half_panels(weight) if is_even and load_half_product() is not None else weight.bfloat16()
+    """A matrix [out, in] in bfloat16 for `multiply_laid`."""
+    kernels = load_kernels(is_half=True) if weight.shape[1] % 2 == 0 else None
+    return weight.bfloat16() if kernels is None else to_panels(kernels, weight.float().contiguous())
 
 
-def multiply_rounded(inputs: Tensor, weight: Tensor, outputs: int) -> Tensor:
-    """inputs [N, in] times what `to_rounded` made of a matrix with so many outputs, both in bfloat16 →
-    [N, out] in float32; without the kernel sums are rounded as well."""
-    product = load_half_product() if weight.ndim == 4 else None
-    if product is not None:
-        return multiply_halves(product, inputs.float().contiguous(), weight)[:, :outputs]
-    return nn.functional.linear(inputs.bfloat16(), weight).float()
+def multiply_laid(inputs: Tensor, laid: Tensor, outputs: int) -> Tensor:
+    """inputs [N, in] times a matrix in panels, or one in bfloat16 where there are no kernels and sums are
+    rounded as well → [N, out] in float32"""
+    kernels = load_kernels(is_half=laid.dtype == torch.bfloat16) if laid.ndim == 4 else None
+    if kernels is None:
+        return nn.functional.linear(inputs.bfloat16(), laid).float()
+    return multiply(kernels, inputs.float().contiguous(), laid)[:, :outputs]
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trialogue.engine.compiled import compile_source, find_function, share
-from trialogue.engine.linear import multiply_many, multiply_rounded, to_rounded
+from trialogue.engine.linear import multiply_laid, multiply_many, to_rounded
 
 LOGITS_AT_ONCE = 1 << 26  # floats; a product of fewer rows takes longer for each
 
@@ -108,7 +108,7 @@ def make_logits(
     hidden: Tensor, matrix: Tensor, outputs: int, bias: Tensor | None, temperature: float
 ) -> Tensor:
     if is_rounded(hidden):
-        logits = multiply_rounded(hidden, matrix, outputs)
+        logits = multiply_laid(hidden, matrix, outputs)
         logits = logits if bias is None else logits.add_(bias)
     else:
         logits = multiply_many(hidden, matrix, None if bias is None else bias.to(hidden.dtype)).float()

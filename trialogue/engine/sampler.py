@@ -16,7 +16,7 @@ import torch
 
 from trialogue.engine.api import Completion, SamplingParams, StopReason
 from trialogue.engine.attention import Wiring
-from trialogue.engine.cache import Piece, Prefix, Slab, bytes_per_token, plan_step
+from trialogue.engine.cache import Piece, Prefix, Slab, StepPlan, find_step_kernels
 from trialogue.engine.draw import draw_tokens, uniform_noise
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
@@ -78,8 +78,6 @@ class Sampler:
         self.cache_bytes, self.prefill_chunk = cache_bytes, prefill_chunk
         self.keep_sessions, self.share_prefixes = keep_sessions, share_prefixes
         self.shortest_prefix = shortest_prefix
-        self.token_bytes = bytes_per_token(wiring.shapes)
-        self.shared_bytes = bytes_per_token(wiring.shapes, is_shared=device.type == "cpu")
         self.weight_version = 0
         self.waiting: list[Request] = []
         self.active: list[Request] = []
@@ -91,7 +89,7 @@ class Sampler:
         """Forget everything computed, as after a change of weights. Active requests start over."""
         if self.wiring.fused is not None:
             self.wiring.fused.forget()
-        self.slab = Slab(self.wiring.shapes, 0, 0, self.device)
+        self.slab = self._make_slab(0, 0)
         self.free: list[int] = []
         self.sessions: dict[str, Cached] = {}
         self.prefixes: list[Prefix] = []
@@ -100,6 +98,15 @@ class Sampler:
         self.active.clear()
         for request in self.waiting:
             request.cache = None
+
+    def _make_slab(self, slots: int, capacity: int) -> Slab:
+        is_half = self.wiring.fused is not None and self.wiring.compute == torch.bfloat16
+        kernels = find_step_kernels(self.wiring.shapes, self.device, is_half=is_half)
+        return Slab(self.wiring.shapes, slots, capacity, self.device, kernels)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.slab.token_bytes
 
     def reset(self) -> None:
         """Forget all requests too, as after a failure that left them half done."""
@@ -271,7 +278,7 @@ class Sampler:
     def _compute_prefixes(self, prefixes: Sequence[Prefix]) -> None:
         """Fill in keys and values, as many tokens at once as a step takes."""
         longest = max((len(prefix.tokens) for prefix in prefixes), default=0)
-        slab = Slab(self.wiring.shapes, len(prefixes), longest, self.device)
+        slab = self._make_slab(len(prefixes), longest)
         pieces: list[Piece] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -289,7 +296,7 @@ class Sampler:
                     pieces, tokens, positions = [], [], []
         for slot, prefix in enumerate(prefixes):
             made = slab.to_prefix(slot, prefix.tokens)
-            prefix.keys, prefix.values, prefix.inputs, prefix.turned = made.keys, made.values, made.inputs, {}
+            prefix.keys, prefix.values, prefix.inputs = made.keys, made.values, made.inputs
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -300,8 +307,9 @@ class Sampler:
         return [cached for cached in caches.values() if cached.slot >= 0]
 
     def _fits(self, slots: int, capacity: int, more: int) -> bool:
-        shared = sum(len(prefix.tokens) for prefix in self.prefixes) + more
-        return slots * capacity * self.token_bytes + shared * self.shared_bytes <= self.cache_bytes
+        pad = self.slab.layout.pad
+        shared = sum(pad(len(prefix.tokens)) for prefix in self.prefixes) + pad(more)
+        return (slots * pad(capacity) + shared) * self.token_bytes <= self.cache_bytes
 
     def _reserve(
         self, more_slots: int, capacity: int, more_tokens: int = 0, joining: Sequence[Request] = ()
@@ -416,7 +424,7 @@ class Sampler:
         self, slab: Slab, pieces: Sequence[Piece], tokens: Sequence[int], positions: Sequence[int]
     ) -> torch.Tensor:
         self.computed_tokens += len(tokens)
-        with self.wiring.using(plan_step(slab, pieces)):
+        with self.wiring.using(StepPlan(slab, pieces)):
             return self.wiring.hidden(
                 torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
             )

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trialogue.engine.attention import merge_parts
+from trialogue.engine.kernels import Few
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.tree_kernels import Paths, attend_paths, backpropagate_paths, find_tree_kernels
 
@@ -95,6 +96,8 @@ class CausalBlock:
 
 class TreePlan:
     """A `Plan` under which each packed token looks back along its path in the tree."""
+
+    few: Few | None = None
 
     def __init__(self, tree: Tree, device: torch.device) -> None:
         self.tree, self.device = tree, device

@@ -1,8 +1,12 @@
-/* What a decoding step of a few rows needs most: products with large matrices, and attention of one new token
-   in each row, both at the speed at which memory delivers weights, keys and values. */
-#include "tiles.h"
+/* A step of a few new tokens: products with large matrices, attention to what is kept, and all layers of a model in
+   one call, at the speed at which memory delivers weights, keys and values. */
+#include "rows.h"
+#include <sched.h>
 
 #define AT_ONCE 256 /* rows that stay near while the whole matrix passes */
+#define SPAN 64     /* units of a row that are near while lines of a matrix pass */
+#define BLOCK 16    /* tokens whose attention is worked on together */
+const size_t most_rows = AT_ONCE;
 
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8)
 TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14) TILE(15) TILE(16)
@@ -10,6 +14,28 @@ TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14) TILE(15) TILE(16)
 typedef void (*tile)(const unit *, const unit *, size_t, float *, size_t, size_t, int);
 static const tile TILES[] = {0,      tile_1, tile_2,  tile_3,  tile_4,  tile_5,  tile_6,  tile_7, tile_8,
                              tile_9, tile_10, tile_11, tile_12, tile_13, tile_14, tile_15, tile_16};
+
+/* As TILE, but the rows lie SPAN apart, one below the other, and sums are added to what is there. */
+#define SPREAD(count)                                                                                     \
+    static void spread_##count(const unit *rows, const unit *matrix, size_t stride, float *output,        \
+                               size_t width, size_t outputs)                                              \
+    {                                                                                                     \
+        lanes sums[count];                                                                                \
+        EACH(r, count) sums[r] = load(output + r * outputs);                                              \
+        for (size_t k = 0; k < width; k++, matrix += stride) {                                            \
+            units line = load_units(matrix);                                                              \
+            EACH(r, count) sums[r] = add_product(sums[r], rows[r * SPAN + k], line);                      \
+        }                                                                                                 \
+        EACH(r, count) store(output + r * outputs, sums[r]);                                              \
+    }
+
+SPREAD(1) SPREAD(2) SPREAD(3) SPREAD(4) SPREAD(5) SPREAD(6) SPREAD(7) SPREAD(8)
+SPREAD(9) SPREAD(10) SPREAD(11) SPREAD(12) SPREAD(13) SPREAD(14) SPREAD(15) SPREAD(16)
+
+typedef void (*spread)(const unit *, const unit *, size_t, float *, size_t, size_t);
+static const spread SPREADS[] = {0,        spread_1,  spread_2,  spread_3,  spread_4,  spread_5,
+                                 spread_6, spread_7,  spread_8,  spread_9,  spread_10, spread_11,
+                                 spread_12, spread_13, spread_14, spread_15, spread_16};
 
 /* How many of the rows that are left make the next tile: as few tiles as can be, of about equal height. */
 static size_t next_tile(size_t left)
@@ -21,22 +47,47 @@ static size_t next_tile(size_t left)
 /* Rows of `width` units, `apart` floats from one to the next, laid side by side tile after tile. */
 static void pack(const float *rows, size_t apart, size_t count, size_t width, unit *packed)
 {
+    unit near[SPAN];
     for (size_t row = 0, high; row < count; row += high) {
         high = next_tile(count - row);
         for (size_t r = 0; r < high; r++)
-            for (size_t k = 0; k < width; k++)
-                packed[row * width + k * high + r] = take(rows + (row + r) * apart + k * NUMBERS);
+            for (size_t k = 0; k < width; k += SPAN) {
+                size_t some = width - k < SPAN ? width - k : SPAN;
+                to_units(rows + (row + r) * apart + k * NUMBERS, near, some);
+                for (size_t i = 0; i < some; i++)
+                    packed[row * width + (k + i) * high + r] = near[i];
+            }
     }
 }
 
-/* All packed rows times LANES columns of a matrix. */
+/* All packed rows times LANES columns of a matrix; with `add` to what is there. */
 static void multiply(const unit *packed, size_t count, size_t width, const unit *matrix, size_t stride,
-                     float *output, size_t outputs)
+                     float *output, size_t outputs, int add)
 {
     for (size_t row = 0, high; row < count; row += high) {
         high = next_tile(count - row);
-        TILES[high](packed + row * width, matrix, stride, output + row * outputs, width, outputs, 0);
+        TILES[high](packed + row * width, matrix, stride, output + row * outputs, width, outputs, add);
     }
+}
+
+/* A matrix [outputs, width] to panels [… / LANES][width][LANES], width counted in units, with nothing where outputs
+   are left over; only the panels from `first` on and before `last`. */
+int lay_out(const float *weight, unit *panels, size_t outputs, size_t width, size_t first, size_t last)
+{
+    unit near[LANES][SPAN];
+    for (size_t panel = first; panel < last; panel++) {
+        size_t left = outputs - panel * LANES < LANES ? outputs - panel * LANES : LANES;
+        memset(near, 0, sizeof near);
+        for (size_t k = 0; k < width; k += SPAN) {
+            size_t some = width - k < SPAN ? width - k : SPAN;
+            for (size_t r = 0; r < left; r++)
+                to_units(weight + ((panel * LANES + r) * width + k) * NUMBERS, near[r], some);
+            unit *to = panels + (panel * width + k) * LANES;
+            for (size_t i = 0; i < some; i++)
+                EACH(r, LANES) to[i * LANES + r] = near[r][i];
+        }
+    }
+    return 0;
 }
 
 /* inputs [rows, width] times a matrix in panels [outputs / LANES][width][LANES], width counted in units →
@@ -53,68 +104,98 @@ int product(const float *inputs, const unit *panels, float *output, size_t rows,
         size_t count = rows - row < AT_ONCE ? rows - row : AT_ONCE;
         pack(inputs + row * width * NUMBERS, width * NUMBERS, count, width, packed);
         for (size_t n = first; n < last; n += LANES)
-            multiply(packed, count, width, panels + n * width, LANES, output + row * outputs + n, outputs);
+            multiply(packed, count, width, panels + n * width, LANES, output + row * outputs + n, outputs, 0);
     }
     free(packed);
     return 0;
 }
 
-#ifndef PAIRS
+/* -- what a step is told -------------------------------------------------------------------------------- */
+
+/* Where new tokens lie. Row r is at places[r] of slots[r], and looks at that slot up to there; rows of one slot follow
+   each other. `order` are the rows with those side by side that share a prefix: group g, whose prefix has known[g]
+   tokens, from edges[g] on and before edges[g + 1]. */
+typedef struct {
+    size_t rows, capacity, groups;
+    const int64_t *slots, *places, *order, *edges, *known;
+} spots;
+
+/* What one layer keeps, with keys as [… / LANES][width / NUMBERS][LANES] units and values as [… / NUMBERS][width]: of
+   slots [slots][kept][capacity], and of each group's prefix [kept][PADDED(known)], first its keys, then its values. */
+typedef struct {
+    size_t heads, kept, width;
+    double scaling;
+    unit *keys, *values;
+    const unit *const *prefixes;
+} memory;
+
+typedef struct {
+    const float *weight; /* or nothing */
+    double eps;
+} norm;
+
+typedef struct {
+    const unit *panels;
+    const float *bias; /* or nothing */
+    size_t width, outputs;
+} matrix;
+
+/* A layer mixes tokens by attention, or by a gated convolution that reaches back over its own inputs, which `inputs`
+   holds: [slots][reach - 1 + capacity][width], with `taps` [reach][width]. */
+typedef struct {
+    norm before, after, query, key;
+    matrix into, back, halves, feed;
+    memory kept;
+    size_t reach;
+    const float *taps, *taps_bias;
+    float *inputs;
+} layer;
+
+typedef struct {
+    spots at;
+    size_t width, parts;
+    const float *cosines, *sines;          /* [rows][width of a head] */
+    float *hidden, *joined, *mixed, *fed;  /* rows of hidden states, and of what lies between products */
+    float *scratch;                        /* of all parts */
+    size_t each;                           /* floats of one part */
+    int64_t *arrived;
+} step;
+
+const size_t size_of_a_layer = sizeof(layer);
+
+static size_t find_longest(const spots *at)
+{
+    size_t own = 0;
+    for (size_t r = 0; r < at->rows; r++)
+        own = (size_t)at->places[r] + 1 > own ? (size_t)at->places[r] + 1 : own;
+    return own;
+}
+
+static size_t find_known(const spots *at)
+{
+    size_t known = 0;
+    for (size_t g = 0; g < at->groups; g++)
+        known = (size_t)at->known[g] > known ? (size_t)at->known[g] : known;
+    return known;
+}
+
+/* Floats that attention works in. */
+size_t room_to_attend(const spots *at, const memory *m)
+{
+    size_t count = BLOCK * (m->heads / m->kept), room = PADDED(find_known(at)) + PADDED(find_longest(at));
+    return count * (3 * m->width + room);
+}
+
+/* Rows of one part, whole slots: the first of them in `order`, and past the last one for part + 1. */
+static size_t find_edge(const spots *at, size_t part, size_t parts)
+{
+    size_t edge = at->rows * part / parts;
+    while (edge > 0 && edge < at->rows && at->slots[at->order[edge]] == at->slots[at->order[edge - 1]])
+        edge++;
+    return edge;
+}
+
 /* -- attention ------------------------------------------------------------------------------------------ */
-
-/* A vector turned by n places; clang and gcc each have a way of their own. */
-#ifdef __clang__
-#if LANES == 16
-#define TURN(v, n)                                                                                        \
-    __builtin_shufflevector(v, v, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, (n + 8) % 16,       \
-                            (n + 9) % 16, (n + 10) % 16, (n + 11) % 16, (n + 12) % 16, (n + 13) % 16,     \
-                            (n + 14) % 16, (n + 15) % 16)
-#else
-#define TURN(v, n)                                                                                        \
-    __builtin_shufflevector(v, v, n, n + 1, n + 2, n + 3, (n + 4) % 8, (n + 5) % 8, (n + 6) % 8,          \
-                            (n + 7) % 8)
-#endif
-#else
-#if LANES == 16
-static const whole PLACES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#else
-static const whole PLACES = {0, 1, 2, 3, 4, 5, 6, 7};
-#endif
-#define TURN(v, n) __builtin_shuffle(v, (PLACES + n) % LANES)
-#endif
-
-static float sum(lanes v)
-{
-#if LANES == 16
-    v += TURN(v, 8);
-#endif
-    v += TURN(v, 4);
-    v += TURN(v, 2);
-    v += TURN(v, 1);
-    return v[0];
-}
-
-/* A vector whose lane i is the sum of vector i: pairs are added half by half, so that no lane works for nothing. */
-static lanes add_up(lanes *v)
-{
-#ifdef __clang__
-    lanes sums = {0};
-    for (size_t i = 0; i < LANES; i++)
-        sums[i] = sum(v[i]);
-    return sums;
-#else
-#define HALVE(h)                                                                                          \
-    EACH(i, h) v[i] = __builtin_shuffle(v[i], v[i + h], PLACES + (PLACES & h) * (LANES / h)) +            \
-                      __builtin_shuffle(v[i], v[i + h], (PLACES ^ h) + (PLACES & h) * (LANES / h));
-#if LANES == 16
-    HALVE(8)
-#endif
-    HALVE(4)
-    HALVE(2)
-    HALVE(1)
-    return v[0];
-#endif
-}
 
 /* Scores to weights that add up to 1; `count` is a multiple of LANES. */
 static void soften(float *scores, size_t count)
@@ -130,136 +211,274 @@ static void soften(float *scores, size_t count)
         store(scores + t, weights);
         total += weights;
     }
-    float share = 1.0f / sum(total);
+    float share = 1.0f / add_up(total);
     for (size_t t = 0; t < count; t += LANES)
         store(scores + t, load(scores + t) * share);
 }
 
 /* Memory delivers faster what was asked for before it is needed, and by itself looks no further than a page. */
-static void fetch(const float *from, size_t count)
+static void fetch(const unit *from, size_t count)
 {
-    for (size_t i = 0; i < count; i += 16)
+    for (size_t i = 0; i < count; i += 64 / sizeof(unit))
         __builtin_prefetch(from + i);
 }
 
-/* Scores of `count` queries [count][width] on `length` keys [length][width] → [count][room]; those past the end, up
-   to a whole vector, are as good as nothing. */
-static void score(const float *asked, size_t count, const float *keys, size_t length, size_t width, float *scores,
-                  size_t room)
-{
-    for (size_t t = 0; t < length; t += LANES) {
-        size_t left = length - t < LANES ? length - t : LANES;
-        fetch(keys + (t + left) * width, length - t - left < LANES ? (length - t - left) * width : LANES * width);
-        for (size_t q = 0; q < count; q++) {
-            lanes alike[LANES];
-            for (size_t i = 0; i < LANES; i++) {
-                alike[i] = (lanes){0};
-                for (size_t k = 0; k < width && i < left; k += LANES)
-                    alike[i] += load(asked + q * width + k) * load(keys + (t + i) * width + k);
-            }
-            store(scores + q * room + t, add_up(alike));
-        }
-    }
-    for (size_t q = 0; q < count; q++)
-        for (size_t t = length; t < PADDED(length); t++)
-            scores[q * room + t] = -1e30f;
-}
-
-/* As TILE, but the rows lie SPAN apart, one below the other. */
-#define SPAN 64
-#define SPREAD(count)                                                                                     \
-    static void spread_##count(const float *rows, const float *matrix, size_t stride, float *output,      \
-                               size_t width)                                                              \
-    {                                                                                                     \
-        lanes sums[count];                                                                                \
-        EACH(r, count) sums[r] = load(output + r * stride);                                               \
-        for (size_t k = 0; k < width; k++, matrix += stride) {                                            \
-            lanes line = load(matrix);                                                                    \
-            EACH(r, count) sums[r] += rows[r * SPAN + k] * line;                                          \
-        }                                                                                                 \
-        EACH(r, count) store(output + r * stride, sums[r]);                                               \
-    }
-
-SPREAD(1) SPREAD(2) SPREAD(3) SPREAD(4) SPREAD(5) SPREAD(6) SPREAD(7) SPREAD(8)
-SPREAD(9) SPREAD(10) SPREAD(11) SPREAD(12) SPREAD(13) SPREAD(14) SPREAD(15) SPREAD(16)
-
-typedef void (*spread)(const float *, const float *, size_t, float *, size_t);
-static const spread SPREADS[] = {0,        spread_1,  spread_2,  spread_3,  spread_4,  spread_5,
-                                 spread_6, spread_7,  spread_8,  spread_9,  spread_10, spread_11,
-                                 spread_12, spread_13, spread_14, spread_15, spread_16};
-
-/* Adds `count` rows of weights, `room` floats apart, times values [length][width] to output [count][width]. */
-static void blend(const float *weights, size_t room, size_t count, const float *values, size_t length,
+/* Adds `count` rows of weights, `room` floats apart, times `length` values of `width` to output [count][width]. */
+static void blend(const float *weights, size_t room, size_t count, const unit *values, size_t length,
                   size_t width, float *output)
 {
-    float near[ROWS * SPAN];
+    unit near[ROWS * SPAN];
+    length /= NUMBERS;
     for (size_t row = 0, high; row < count; row += high) {
         high = next_tile(count - row);
         for (size_t t = 0; t < length; t += SPAN) {
             size_t some = length - t < SPAN ? length - t : SPAN, next = length - t - some;
             fetch(values + (t + some) * width, (next < SPAN ? next : SPAN) * width);
             for (size_t r = 0; r < high; r++)
-                memcpy(near + r * SPAN, weights + (row + r) * room + t, some * sizeof(float));
+                to_units(weights + (row + r) * room + t * NUMBERS, near + r * SPAN, some);
             for (size_t k = 0; k < width; k += LANES)
-                SPREADS[high](near, values + t * width + k, width, output + row * width + k, some);
+                SPREADS[high](near, values + t * width + k, width, output + row * width + k, some, width);
         }
     }
 }
 
-/* One new token in each row looks at a prefix that all rows share and at what is kept in the row's own slot.
-
-   query, output  [rows, heads, width], scaled; the queries of `heads / kept` neighbours share a head of keys
-   turned         [kept, PADDED(known) / LANES, width, LANES], the prefix's keys; shared [kept, known, width], its
-                  values
-   keys, values   [slots, kept, capacity, width]; row r looks at the first lengths[r] places of slots[r]
-
-   width is a multiple of LANES. Only the rows from `first` on and before `last`. 0 when all went well. */
-int attend(const float *query, const float *turned, const float *shared, const float *keys,
-           const float *values, const int64_t *slots, const int64_t *lengths, float *output, size_t heads,
-           size_t kept, size_t width, size_t known, size_t capacity, size_t first, size_t last)
+/* Up to BLOCK rows of group g, from `first` on in `order`; queries lie `apart` floats from row to row. */
+static void attend_block(const spots *at, const memory *m, size_t g, size_t first, size_t last, const float *query,
+                         size_t apart, float *output, float *scratch)
 {
-    size_t group = heads / kept, rows = last - first, count = rows * group, own = 1;
-    for (size_t r = first; r < last; r++)
-        own = (size_t)lengths[r] > own ? (size_t)lengths[r] : own;
-    size_t before = PADDED(known), room = before + PADDED(own);
-    float *space = malloc(count * (3 * width + room) * sizeof(float));
-    if (space == NULL)
-        return 1;
-    float *asked = space, *packed = asked + count * width, *said = packed + count * width;
-    float *scores = said + count * width;
-    for (size_t head = 0; head < kept; head++) {
-        for (size_t r = 0; r < rows; r++) /* the queries that share this head, one below the other */
-            memcpy(asked + r * group * width, query + ((first + r) * heads + head * group) * width,
-                   group * width * sizeof(float));
+    size_t group = m->heads / m->kept, width = m->width, narrow = width / NUMBERS, rows = last - first;
+    size_t count = rows * group, known = at->known[g], before = PADDED(known), longest = 0;
+    const unit *prefix_keys = m->prefixes[2 * g], *prefix_values = m->prefixes[2 * g + 1];
+    for (size_t r = first; r < last; r++) {
+        size_t own = at->places[at->order[r]] + 1;
+        longest = own > longest ? own : longest;
+    }
+    size_t room = before + PADDED(longest);
+    float *asked = scratch, *said = asked + count * width, *scores = said + count * width;
+    unit *packed = (unit *)(scores + count * room);
+    for (size_t head = 0; head < m->kept; head++) {
+        for (size_t r = 0; r < rows; r++) { /* the queries that share this head, one below the other */
+            const float *from = query + at->order[first + r] * apart + head * group * width;
+            for (size_t i = 0; i < group * width; i += LANES)
+                store(asked + r * group * width + i, load(from + i) * (float)m->scaling);
+        }
         if (known) {
-            pack(asked, width, count, width, packed);
+            pack(asked, width, count, narrow, packed);
             for (size_t t = 0; t < before; t += LANES)
-                multiply(packed, count, width, turned + (head * before + t) * width, LANES, scores + t, room);
+                multiply(packed, count, narrow, prefix_keys + (head * before + t) * narrow, LANES, scores + t, room, 0);
         }
         for (size_t r = 0; r < rows; r++) {
-            size_t place = ((size_t)slots[first + r] * kept + head) * capacity * width, length = lengths[first + r];
+            size_t row = at->order[first + r], length = at->places[row] + 1, padded = PADDED(length);
+            const unit *keys = m->keys + (at->slots[row] * m->kept + head) * at->capacity * narrow;
             float *lines = scores + r * group * room;
-            score(asked + r * group * width, group, keys + place, length, width, lines + before, room);
-            fetch(values + place, (length < SPAN ? length : SPAN) * width);
+            pack(asked + r * group * width, width, group, narrow, packed);
+            for (size_t t = 0; t < padded; t += LANES) {
+                fetch(keys + (t + LANES) * narrow, t + LANES < padded ? LANES * narrow : 0);
+                multiply(packed, group, narrow, keys + t * narrow, LANES, lines + before + t, room, 0);
+            }
             for (size_t q = 0; q < group; q++) {
                 for (size_t t = known; t < before; t++)
                     lines[q * room + t] = -1e30f;
-                soften(lines + q * room, before + PADDED(length));
+                for (size_t t = length; t < padded; t++)
+                    lines[q * room + before + t] = -1e30f;
+                soften(lines + q * room, before + padded);
             }
         }
         memset(said, 0, count * width * sizeof(float));
         if (known)
-            blend(scores, room, count, shared + head * known * width, known, width, said);
+            blend(scores, room, count, prefix_values + head * before * narrow, before, width, said);
         for (size_t r = 0; r < rows; r++) {
-            size_t row = first + r;
+            size_t row = at->order[first + r];
             blend(scores + r * group * room + before, room, group,
-                  values + ((size_t)slots[row] * kept + head) * capacity * width, lengths[row], width,
-                  said + r * group * width);
-            memcpy(output + (row * heads + head * group) * width, said + r * group * width,
+                  m->values + (at->slots[row] * m->kept + head) * at->capacity * narrow,
+                  PADDED(at->places[row] + 1), width, said + r * group * width);
+            memcpy(output + (row * m->heads + head * group) * width, said + r * group * width,
                    group * width * sizeof(float));
         }
     }
-    free(space);
+}
+
+/* One part of all rows: query [rows], `apart` floats from one to the next → output [rows, heads, width]. */
+static void attend_part(const spots *at, const memory *m, const float *query, size_t apart, float *output,
+                        float *scratch, size_t first, size_t last)
+{
+    for (size_t g = 0; g < at->groups; g++) {
+        size_t begin = at->edges[g], end = at->edges[g + 1];
+        begin = begin < first ? first : begin;
+        end = end > last ? last : end;
+        for (; begin < end; begin += BLOCK) {
+            size_t stop = end - begin < BLOCK ? end : begin + BLOCK;
+            attend_block(at, m, g, begin, stop, query, apart, output, scratch);
+        }
+    }
+}
+
+/* query [rows, heads, width] → output, of keys and values that are in their places already. */
+int attend(const spots *at, const memory *m, const float *query, float *output, float *scratch, size_t each,
+           size_t parts, size_t part)
+{
+    attend_part(at, m, query, m->heads * m->width, output, scratch + part * each, find_edge(at, part, parts),
+                find_edge(at, part + 1, parts));
     return 0;
 }
+
+/* Put the key and the value of one head into their places. */
+static void keep(const memory *m, size_t head, size_t slot, size_t place, size_t capacity, const float *key,
+                 const float *value)
+{
+    size_t width = m->width, narrow = width / NUMBERS, base = (slot * m->kept + head) * capacity * narrow;
+    unit *to = m->keys + base + place / LANES * LANES * narrow + place % LANES;
+    for (size_t k = 0; k < narrow; k++)
+        to[k * LANES] = take(key + k * NUMBERS);
+    to = m->values + base + place / NUMBERS * width;
+#ifdef PAIRS
+    uint16_t *halves = (uint16_t *)to + place % 2;
+    for (size_t k = 0; k < width; k++)
+        halves[2 * k] = (uint16_t)to_half(value[k]);
+#else
+    memcpy(to, value, width * sizeof(float));
 #endif
+}
+
+/* -- layers --------------------------------------------------------------------------------------------- */
+
+/* Wait until all parts have come here as often. */
+static void meet(const step *s, size_t *times)
+{
+    if (s->parts == 1)
+        return;
+    int64_t wanted = (int64_t)(++*times * s->parts);
+    __atomic_add_fetch(s->arrived, 1, __ATOMIC_ACQ_REL);
+    for (size_t tries = 0; __atomic_load_n(s->arrived, __ATOMIC_ACQUIRE) < wanted; tries++)
+        if (tries > 2000) /* whoever is late may wait for this very core */
+            sched_yield();
+}
+
+/* This part's columns of packed rows times a matrix, with its bias: [first, last) is its share of `outputs`. */
+static void multiply_columns(const step *s, const unit *packed, const matrix *m, size_t first, size_t last,
+                             float *output, int add)
+{
+    size_t rows = s->at.rows, width = m->width / NUMBERS;
+    for (size_t n = first; n < last; n += LANES) {
+        multiply(packed, rows, width, m->panels + n * width, LANES, output + n, m->outputs, add);
+        if (m->bias)
+            for (size_t r = 0; r < rows; r++)
+                store(output + r * m->outputs + n, load(output + r * m->outputs + n) + load(m->bias + n));
+    }
+}
+
+static void share_columns(const step *s, const unit *packed, const matrix *m, size_t part, float *output, int add)
+{
+    size_t panels = m->outputs / LANES;
+    multiply_columns(s, packed, m, panels * part / s->parts * LANES, panels * (part + 1) / s->parts * LANES, output,
+                     add);
+}
+
+/* Every part lays out all rows for itself, which is sooner done than waited for. */
+static void pack_normed(const step *s, const norm *n, float *row, unit *packed)
+{
+    size_t width = s->width, narrow = width / NUMBERS;
+    for (size_t first = 0, high; first < s->at.rows; first += high) {
+        high = next_tile(s->at.rows - first);
+        for (size_t r = 0; r < high; r++)
+            normalize_row(s->hidden + (first + r) * width, n->weight, row + r * width, width, n->eps);
+        pack(row, width, high, narrow, packed + first * narrow);
+    }
+}
+
+/* Turn and keep what this part's rows say of themselves, then let them look back. */
+static void look_back(const layer *l, const step *s, size_t first, size_t last, float *scratch)
+{
+    const memory *m = &l->kept;
+    size_t width = m->width, apart = (m->heads + 2 * m->kept) * width;
+    for (size_t i = first; i < last; i++) {
+        size_t row = s->at.order[i];
+        float *joined = s->joined + row * apart;
+        for (size_t head = 0; head < m->heads + m->kept; head++) {
+            float turned[width], *from = joined + head * width;
+            const norm *n = head < m->heads ? &l->query : &l->key;
+            if (n->weight)
+                normalize_row(from, n->weight, from, width, n->eps);
+            turn(from, s->cosines + row * width, s->sines + row * width, turned, width / 2, 0);
+            memcpy(from, turned, sizeof turned);
+        }
+        for (size_t head = 0; head < m->kept; head++)
+            keep(m, head, s->at.slots[row], s->at.places[row], s->at.capacity, joined + (m->heads + head) * width,
+                 joined + (m->heads + m->kept + head) * width);
+    }
+    attend_part(&s->at, m, s->joined, apart, s->mixed, scratch, first, last);
+}
+
+/* What LFM2 has in place of attention: three gates side by side. */
+static void convolve(const layer *l, const step *s, size_t first, size_t last)
+{
+    size_t width = s->width, length = l->reach - 1 + s->at.capacity;
+    for (size_t i = first; i < last; i++) {
+        size_t row = s->at.order[i];
+        const float *gates = s->joined + row * 3 * width;
+        float *inputs = l->inputs + (s->at.slots[row] * length + s->at.places[row]) * width;
+        for (size_t k = 0; k < width; k += LANES) {
+            store(inputs + (l->reach - 1) * width + k, load(gates + k) * load(gates + 2 * width + k));
+            lanes sum = l->taps_bias ? load(l->taps_bias + k) : (lanes){0};
+            for (size_t j = 0; j < l->reach; j++)
+                sum += load(l->taps + j * width + k) * load(inputs + j * width + k);
+            store(s->mixed + row * width + k, load(gates + width + k) * sum);
+        }
+    }
+}
+
+static size_t find_widest(const layer *layers, size_t count, const step *s)
+{
+    size_t widest = s->width;
+    for (const layer *l = layers; l < layers + count; l++) {
+        widest = l->back.width > widest ? l->back.width : widest;
+        widest = l->feed.width > widest ? l->feed.width : widest;
+    }
+    return widest;
+}
+
+/* Floats that one part works in: packed rows, a tile of them, and attention. */
+size_t room_of_a_part(const layer *layers, size_t count, const step *s)
+{
+    size_t room = 0;
+    for (const layer *l = layers; l < layers + count; l++) {
+        size_t needed = l->reach ? 0 : room_to_attend(&s->at, &l->kept);
+        room = needed > room ? needed : room;
+    }
+    return s->at.rows * find_widest(layers, count, s) + ROWS * s->width + room;
+}
+
+/* Hidden states through all layers, by as many callers as there are parts. */
+int advance(const layer *layers, size_t count, const step *s, size_t part)
+{
+    size_t rows = s->at.rows, times = 0, widest = find_widest(layers, count, s);
+    size_t first = find_edge(&s->at, part, s->parts), last = find_edge(&s->at, part + 1, s->parts);
+    unit *packed = (unit *)(s->scratch + part * s->each);
+    float *some = s->scratch + part * s->each + rows * widest, *scratch = some + ROWS * s->width;
+    for (const layer *l = layers; l < layers + count; l++) {
+        pack_normed(s, &l->before, some, packed);
+        share_columns(s, packed, &l->into, part, s->joined, 0);
+        meet(s, &times);
+        if (l->reach)
+            convolve(l, s, first, last);
+        else
+            look_back(l, s, first, last, scratch);
+        meet(s, &times);
+        pack(s->mixed, l->back.width, rows, l->back.width / NUMBERS, packed);
+        share_columns(s, packed, &l->back, part, s->hidden, 1);
+        meet(s, &times);
+        pack_normed(s, &l->after, some, packed);
+        size_t width = l->feed.width, panels = width / LANES;
+        size_t begin = panels * part / s->parts * LANES, end = panels * (part + 1) / s->parts * LANES;
+        multiply_columns(s, packed, &l->halves, begin, end, s->joined, 0);
+        multiply_columns(s, packed, &l->halves, width + begin, width + end, s->joined, 0);
+        for (size_t r = 0; r < rows; r++)
+            gate_row(s->joined + r * 2 * width + begin, s->joined + (r * 2 + 1) * width + begin,
+                     s->fed + r * width + begin, end - begin);
+        meet(s, &times);
+        pack(s->fed, width, rows, width / NUMBERS, packed);
+        share_columns(s, packed, &l->feed, part, s->hidden, 1);
+        meet(s, &times);
+    }
+    return 0;
+}

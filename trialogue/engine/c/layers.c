@@ -1,62 +1,15 @@
 /* What lies between the products of layers, forward and backward: norms, gates, rotations, each in one pass over its
    rows. Products give and take float32, or bfloat16 with HALVES; hidden states and all that is computed here
    are float32. Only rows from `first` on and before `last` are touched, so that threads can share the work. */
-#include "tiles.h"
-#include <math.h>
-
-#ifdef HALVES
-typedef uint16_t number;
-typedef uint16_t numbers __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(sizeof(uint16_t))));
-static inline lanes get(const number *from)
-{
-    return (lanes)(__builtin_convertvector(*(const numbers *)from, whole) << 16);
-}
-static inline void put(number *to, lanes values) { *(numbers *)to = __builtin_convertvector(to_halves(values), numbers); }
-static inline float get_one(const number *from)
-{
-    uint32_t bits = (uint32_t)*from << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-static inline void put_one(number *to, float value) { *to = (number)to_half(value); }
-#else
-typedef float number;
-static inline lanes get(const number *from) { return load(from); }
-static inline void put(number *to, lanes values) { store(to, values); }
-static inline float get_one(const number *from) { return *from; }
-static inline void put_one(number *to, float value) { *to = value; }
-#endif
-
-static inline float add_up(lanes values)
-{
-    float total = 0;
-    for (size_t lane = 0; lane < LANES; lane++)
-        total += values[lane];
-    return total;
-}
+#include "rows.h"
 
 /* inputs [rows, width] divided by the root of their mean square, times a weight [width]; `scales` [rows] are what they
    were multiplied by. */
 int normalize(const float *inputs, const float *weight, number *output, float *scales, size_t width, double eps,
               size_t first, size_t last)
 {
-    for (size_t row = first; row < last; row++) {
-        const float *from = inputs + row * width;
-        number *to = output + row * width;
-        lanes squares = {0};
-        size_t i = 0;
-        for (; i + LANES <= width; i += LANES)
-            squares += load(from + i) * load(from + i);
-        float total = add_up(squares);
-        for (; i < width; i++)
-            total += from[i] * from[i];
-        float scale = scales[row] = 1.0f / sqrtf(total / width + (float)eps);
-        for (i = 0; i + LANES <= width; i += LANES)
-            put(to + i, load(from + i) * scale * load(weight + i));
-        for (; i < width; i++)
-            put_one(to + i, from[i] * scale * weight[i]);
-    }
+    for (size_t row = first; row < last; row++)
+        scales[row] = normalize_row(inputs + row * width, weight, output + row * width, width, eps);
     return 0;
 }
 
@@ -94,30 +47,12 @@ int backpropagate_norm(const float *inputs, const float *weight, const float *sc
     return 0;
 }
 
-/* The logistic function. */
-static inline lanes squash(lanes x)
-{
-    lanes weights = power(choose(x < 0, x, -x));
-    return choose(x < 0, weights, (lanes){0} + 1.0f) / (1.0f + weights);
-}
-
 /* Both halves of a feed-forward layer [rows, 2 * width] → [rows, width]: the first, times its own logistic function,
    times the second. */
 int gate(const number *both, number *output, size_t width, size_t first, size_t last)
 {
-    for (size_t row = first; row < last; row++) {
-        const number *one = both + row * 2 * width, *other = one + width;
-        number *to = output + row * width;
-        size_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            lanes x = get(one + i);
-            put(to + i, x * squash(x) * get(other + i));
-        }
-        for (; i < width; i++) {
-            float x = get_one(one + i);
-            put_one(to + i, x / (1.0f + expf(-x)) * get_one(other + i));
-        }
-    }
+    for (size_t row = first; row < last; row++)
+        gate_row(both + row * 2 * width, both + (row * 2 + 1) * width, output + row * width, width);
     return 0;
 }
 
@@ -145,23 +80,6 @@ int backpropagate_gate(const number *both, const number *pull, number *output, n
         }
     }
     return 0;
-}
-
-/* One head by its angles: x * cos + (x with its halves exchanged) * sin; backward the sines change places, too. */
-static inline void turn(const number *from, const float *cosines, const float *sines, number *to, size_t half, int back)
-{
-    const float *low = back ? sines + half : sines, *high = back ? sines : sines + half;
-    size_t i = 0;
-    for (; i + LANES <= half; i += LANES) {
-        lanes one = get(from + i), other = get(from + half + i);
-        put(to + i, one * load(cosines + i) + other * load(low + i));
-        put(to + half + i, other * load(cosines + half + i) + one * load(high + i));
-    }
-    for (; i < half; i++) {
-        float one = get_one(from + i), other = get_one(from + half + i);
-        put_one(to + i, one * cosines[i] + other * low[i]);
-        put_one(to + half + i, other * cosines[half + i] + one * high[i]);
-    }
 }
 
 /* Queries, keys and values of each token, side by side in `joined` [rows, heads + 2 * kept, width], and apart. Queries

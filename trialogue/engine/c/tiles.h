@@ -94,6 +94,22 @@ static inline unit take(const float *from)
 static inline units load_units(const unit *from) { return *(const units *)from; }
 static inline void store_units(unit *to, units values) { *(units *)to = values; }
 
+/* The next `count` units of a row. */
+static inline void to_units(const float *from, unit *to, size_t count)
+{
+#ifdef PAIRS
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)load(from + 2 * i + LANES), (__m512)load(from + 2 * i));
+        memcpy(to + i, &pairs, sizeof pairs);
+    }
+    for (; i < count; i++)
+        to[i] = take(from + 2 * i);
+#else
+    memcpy(to, from, count * sizeof(unit));
+#endif
+}
+
 /* -- tiles ---------------------------------------------------------------------------------------------- */
 
 /* Sums stay in registers while `width` lines of the matrix pass, `stride` units apart, so that each is
