@@ -15,13 +15,13 @@ typedef void (*tile)(const unit *, const unit *, size_t, float *, size_t, size_t
 static const tile TILES[] = {0,      tile_1, tile_2,  tile_3,  tile_4,  tile_5,  tile_6,  tile_7, tile_8,
                              tile_9, tile_10, tile_11, tile_12, tile_13, tile_14, tile_15, tile_16};
 
-/* As TILE, but the rows lie SPAN apart, one below the other, and sums are added to what is there. */
+/* As TILE, but the rows lie SPAN apart, one below the other. */
 #define SPREAD(count)                                                                                     \
     static void spread_##count(const unit *rows, const unit *matrix, size_t stride, float *output,        \
-                               size_t width, size_t outputs)                                              \
+                               size_t width, size_t outputs, int add)                                     \
     {                                                                                                     \
         lanes sums[count];                                                                                \
-        EACH(r, count) sums[r] = load(output + r * outputs);                                              \
+        EACH(r, count) sums[r] = add ? load(output + r * outputs) : (lanes){0};                           \
         for (size_t k = 0; k < width; k++, matrix += stride) {                                            \
             units line = load_units(matrix);                                                              \
             EACH(r, count) sums[r] = add_product(sums[r], rows[r * SPAN + k], line);                      \
@@ -32,10 +32,41 @@ static const tile TILES[] = {0,      tile_1, tile_2,  tile_3,  tile_4,  tile_5, 
 SPREAD(1) SPREAD(2) SPREAD(3) SPREAD(4) SPREAD(5) SPREAD(6) SPREAD(7) SPREAD(8)
 SPREAD(9) SPREAD(10) SPREAD(11) SPREAD(12) SPREAD(13) SPREAD(14) SPREAD(15) SPREAD(16)
 
-typedef void (*spread)(const unit *, const unit *, size_t, float *, size_t, size_t);
-static const spread SPREADS[] = {0,        spread_1,  spread_2,  spread_3,  spread_4,  spread_5,
-                                 spread_6, spread_7,  spread_8,  spread_9,  spread_10, spread_11,
-                                 spread_12, spread_13, spread_14, spread_15, spread_16};
+static const tile SPREADS[] = {0,        spread_1,  spread_2,  spread_3,  spread_4,  spread_5,
+                               spread_6, spread_7,  spread_8,  spread_9,  spread_10, spread_11,
+                               spread_12, spread_13, spread_14, spread_15, spread_16};
+
+/* The same for four vectors of the matrix at once, `apart` units from one to the next: a few sums alone would wait for
+   each other. */
+#define FOUR(count)                                                                                       \
+    static void four_##count(const unit *rows, const unit *matrix, size_t stride, size_t apart,           \
+                             float *output, size_t width, size_t outputs, int add)                        \
+    {                                                                                                     \
+        lanes sums[count][4];                                                                             \
+        EACH(r, count) EACH(p, 4) sums[r][p] = add ? load(output + r * outputs + p * LANES) : (lanes){0}; \
+        for (size_t k = 0; k < width; k++, matrix += stride)                                              \
+            EACH(p, 4) {                                                                                  \
+                units line = load_units(matrix + p * apart);                                              \
+                EACH(r, count) sums[r][p] = add_product(sums[r][p], rows[r * SPAN + k], line);            \
+            }                                                                                             \
+        EACH(r, count) EACH(p, 4) store(output + r * outputs + p * LANES, sums[r][p]);                    \
+    }
+
+FOUR(1) FOUR(2) FOUR(3) FOUR(4)
+
+typedef void (*four)(const unit *, const unit *, size_t, size_t, float *, size_t, size_t, int);
+static const four FOURS[] = {0, four_1, four_2, four_3, four_4};
+
+/* Up to ROWS rows, SPAN apart, times `count` vectors of a matrix, `apart` units from one to the next. */
+static void spread_out(const unit *near, size_t high, const unit *matrix, size_t stride, size_t apart, size_t count,
+                       float *output, size_t width, size_t outputs, int add)
+{
+    size_t i = 0;
+    for (; high <= 4 && i + 4 <= count; i += 4)
+        FOURS[high](near, matrix + i * apart, stride, apart, output + i * LANES, width, outputs, add);
+    for (; i < count; i++)
+        SPREADS[high](near, matrix + i * apart, stride, output + i * LANES, width, outputs, add);
+}
 
 /* How many of the rows that are left make the next tile: as few tiles as can be, of about equal height. */
 static size_t next_tile(size_t left)
@@ -236,8 +267,25 @@ static void blend(const float *weights, size_t room, size_t count, const unit *v
             fetch(values + (t + some) * width, (next < SPAN ? next : SPAN) * width);
             for (size_t r = 0; r < high; r++)
                 to_units(weights + (row + r) * room + t * NUMBERS, near + r * SPAN, some);
-            for (size_t k = 0; k < width; k += LANES)
-                SPREADS[high](near, values + t * width + k, width, output + row * width + k, some, width);
+            spread_out(near, high, values + t * width, width, LANES, width / LANES, output + row * width, some, width, 1);
+        }
+    }
+}
+
+/* Scores of `count` queries [count][width] on `length` keys, a multiple of LANES → [count], `room` floats apart. */
+static void score(const float *asked, size_t count, const unit *keys, size_t length, size_t width, float *scores,
+                  size_t room)
+{
+    unit near[ROWS * SPAN];
+    size_t narrow = width / NUMBERS;
+    for (size_t row = 0, high; row < count; row += high) {
+        high = next_tile(count - row);
+        for (size_t k = 0; k < narrow; k += SPAN) {
+            size_t some = narrow - k < SPAN ? narrow - k : SPAN;
+            for (size_t r = 0; r < high; r++)
+                to_units(asked + (row + r) * width + k * NUMBERS, near + r * SPAN, some);
+            spread_out(near, high, keys + k * LANES, LANES, LANES * narrow, length / LANES, scores + row * room, some,
+                       room, k > 0);
         }
     }
 }
@@ -271,11 +319,7 @@ static void attend_block(const spots *at, const memory *m, size_t g, size_t firs
             size_t row = at->order[first + r], length = at->places[row] + 1, padded = PADDED(length);
             const unit *keys = m->keys + (at->slots[row] * m->kept + head) * at->capacity * narrow;
             float *lines = scores + r * group * room;
-            pack(asked + r * group * width, width, group, narrow, packed);
-            for (size_t t = 0; t < padded; t += LANES) {
-                fetch(keys + (t + LANES) * narrow, t + LANES < padded ? LANES * narrow : 0);
-                multiply(packed, group, narrow, keys + t * narrow, LANES, lines + before + t, room, 0);
-            }
+            score(asked + r * group * width, group, keys, padded, width, lines + before, room);
             for (size_t q = 0; q < group; q++) {
                 for (size_t t = known; t < before; t++)
                     lines[q * room + t] = -1e30f;
