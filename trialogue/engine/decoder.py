@@ -61,6 +61,7 @@ class Decoder:
     """A model's layers as C takes them, with weights as they are now."""
 
     def __init__(self, layers: Sequence[Layer], kernels: Kernels) -> None:
+        require((ctypes.sizeof(CLayer), ctypes.sizeof(CStep)) == kernels.told, "layers told otherwise")
         self.kernels = kernels
         self.tensors: list[Tensor] = []  # what addresses lead to
         self.told = (CLayer * len(layers))(*map(self._tell, layers))

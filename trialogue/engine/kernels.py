@@ -122,6 +122,8 @@ class Kernels:
     layout: Layout
     most: int
     """Rows of a step that they take at once."""
+    told: tuple[int, int]
+    """Bytes of what they are told of a layer, and of a step."""
 
     @property
     def lanes(self) -> int:
@@ -244,6 +246,7 @@ def load_kernels(*, is_half: bool) -> Kernels | None:
         find_function(library, "room_of_a_part", 1, size, ctypes.c_void_p, gives=size),
         Layout(lanes, 2, torch.bfloat16) if is_half else Layout(lanes),
         size.in_dll(library, "most_rows").value,
+        (size.in_dll(library, "bytes_of_a_layer").value, size.in_dll(library, "bytes_of_a_step").value),
     )
     return kernels if are_right(kernels) else None
 

@@ -192,7 +192,7 @@ typedef struct {
     int64_t *arrived;
 } step;
 
-const size_t size_of_a_layer = sizeof(layer);
+const size_t bytes_of_a_layer = sizeof(layer), bytes_of_a_step = sizeof(step);
 
 static size_t find_longest(const spots *at)
 {
