@@ -62,7 +62,7 @@ def product(request, monkeypatch) -> str:
     if request.param == "compiled":
         load_kernels()
     else:
-        monkeypatch.setattr(kernels, "load_kernels", lambda **_: None)
+        monkeypatch.setattr(linear, "load_kernels", lambda **_: None)
     return request.param
 
 
@@ -173,8 +173,8 @@ precisions = pytest.mark.parametrize(
 )
 
 
-def hold(layout: kernels.Layout, keys: torch.Tensor, values: torch.Tensor) -> kernels.Sample:
-    return kernels.Sample.lay(layout, keys, values)
+def hold(layout: kernels.Layout, keys: torch.Tensor, values: torch.Tensor) -> kernels.Held:
+    return kernels.Held.lay(layout, keys, values)
 
 
 @pytest.mark.parametrize("outputs", [32, 45])
@@ -188,23 +188,27 @@ def test_panels_are_the_matrix_laid_out(is_half, outputs):
     assert compiled.layout.read_keys(panels)[:outputs].equal(weight.to(panels.dtype))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("known", [[0], [1], [16, 45], [45, 0, 3]])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("width", "room", "known"), [(2, 3, [0]), (2, 3, [45, 0, 3]), (10, 5, [16, 45]), (16, 20, [300])]
+)
 @pytest.mark.parametrize(("rows", "heads", "kept"), [(1, 2, 2), (3, 9, 3), (40, 4, 1), (5, 36, 1)])
 @precisions
-def test_the_compiled_attention_is_attention(rows, heads, kept, known, threads, is_half, monkeypatch):
+def test_the_compiled_attention_is_attention(
+    rows, heads, kept, width, room, known, threads, is_half, monkeypatch
+):
     """New tokens in any slots, some of them several, that look at one of several prefixes or at none."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     compiled = load_kernels(is_half=is_half)
     layout = compiled.layout
-    width, capacity = 2 * compiled.lanes, 3 * compiled.lanes
+    width, capacity = width * compiled.lanes, room * compiled.lanes
     chance = torch.Generator().manual_seed(rows)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, width, generator=chance).to(layout.dtype).float()
 
     # Scores of all sizes, so that some weights are nearly one and others as good as nothing.
-    queries = (draw(rows, heads) * torch.logspace(-2, 1, heads)[:, None]).to(layout.dtype).float()
+    queries = (draw(rows, heads) * torch.logspace(-2, 0.5, heads)[:, None]).to(layout.dtype).float()
     held = [draw(rows + 2, kept, capacity) for _ in range(2)]
     prefixes = [[draw(kept, length) for _ in range(2)] for length in known]
     slots: list[int] = []
@@ -220,14 +224,15 @@ def test_the_compiled_attention_is_attention(rows, heads, kept, known, threads, 
         hold(layout, *held),
         [hold(layout, *pair) if len(pair[0][0]) else None for pair in prefixes],
     )
-    found = kernels.attend_rows(few, 0, queries, 1.0)
+    scaling = 1.0 if width == 2 * compiled.lanes else 0.5  # nothing is rounded by it
+    found = kernels.attend_rows(few, 0, queries, scaling)
     for row, (slot, place, group) in enumerate(zip(slots, places, groups, strict=True)):
         keys, values = (
             torch.cat([prefix, own[slot, :, : place + 1]], 1)[None].double()
             for prefix, own in zip(prefixes[group], held, strict=True)
         )
         expected = torch.nn.functional.scaled_dot_product_attention(
-            queries[row][None, :, None].double(), keys, values, scale=1.0, enable_gqa=True
+            queries[row][None, :, None].double(), keys, values, scale=scaling, enable_gqa=True
         )
         assert torch.allclose(found[row].double(), expected[0, :, 0], atol=2e-2 if is_half else 5e-5)
 
@@ -242,10 +247,13 @@ def make_biased() -> Qwen2ForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("model", ["llama", "qwen3", "lfm2", "biased"])
+@pytest.mark.parametrize("count", [17, 250])  # and as many rows as there may be
 @precisions
-def test_all_layers_at_once_are_the_layers_one_by_one(model, threads, is_half, make_model, monkeypatch):
+def test_all_layers_at_once_are_the_layers_one_by_one(
+    model, count, threads, is_half, make_model, monkeypatch
+):
     """Of a step in which conversations with two prefixes or none have one new token or several."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     compiled = load_kernels(is_half=is_half)
@@ -259,9 +267,9 @@ def test_all_layers_at_once_are_the_layers_one_by_one(model, threads, is_half, m
         Piece(3, 0, 4, None),
         Piece(0, 2, 1, prefixes[0]),
         Piece(1, 20, 1, prefixes[1]),
-        Piece(4, 0, 17, prefixes[0]),
+        Piece(4, 0, count, prefixes[0]),
     ]
-    slabs = [Slab(wiring.shapes, 5, 64, torch.device("cpu"), compiled) for _ in range(2)]
+    slabs = [Slab(wiring.shapes, 5, 256, torch.device("cpu"), compiled) for _ in range(2)]
     for store in ("keys", "values", "inputs"):
         for layer, tensor in getattr(slabs[0], store).items():
             tensor.normal_()
@@ -293,7 +301,7 @@ async def test_a_decoder_that_computes_something_else_is_not_used(make_model, op
     load_kernels()
     params, prompts = SamplingParams(max_tokens=8, seed=1), [[1, 2, 3], [4, 5]]
     plain = open_engine(make_model("llama"))
-    plain.wiring.fused.is_decoded = False
+    plain.wiring.fused.is_decoded = False  # nor is it tried
     expected = await plain.sample(prompts, params)
     advance = Decoder.advance
 
@@ -355,10 +363,11 @@ def test_kernels_are_not_given_what_they_would_misread():
         ((rows, hold(layout, half, half), [prefix]), torch.zeros(2, 4, lanes // 2)),
         ((rows, hold(layout, kept[:2], kept[:2]), [prefix]), queries),
         ((rows, hold(layout, kept, torch.zeros(3, 2, 2 * lanes, lanes)), [prefix]), queries),
-        ((rows, kernels.Sample({0: kept}, {0: kept}, {}), [prefix]), queries),
+        ((rows, kernels.Held({0: kept}, {0: kept}, {}), [prefix]), queries),
         ((rows, held, [None]), queries),
         ((rows, held, []), queries),
         ((rows, held, [held]), queries),
+        ((kernels.Rows([0, 2], [5, 1], [0, 0], [3], 3, lanes - 1), held, [prefix]), queries),
     ):
         with pytest.raises(ValueError, match="a kernel cannot take"):
             kernels.attend_rows(kernels.Few(compiled, *others), 0, given, 1.0)

@@ -46,7 +46,8 @@ def way(request, monkeypatch) -> str:
     if request.param in ("the model's own", "without either"):
         monkeypatch.setattr("trialogue.engine.fused.LARGEST", 0)
     if request.param in ("no compiler", "without either"):
-        monkeypatch.setattr("trialogue.engine.kernels.load_kernels", lambda **_: None)
+        for module in ("cache", "linear"):
+            monkeypatch.setattr(f"trialogue.engine.{module}.load_kernels", lambda **_: None)
     return request.param
 
 

@@ -78,7 +78,7 @@ class Wiring:
             raise EngineError(
                 f"{type(model).__name__} cannot take another attention: {error}. {SUPPORTED}"
             ) from error
-        self.decoder = model.base_model
+        self.body = model.base_model
         head = model.get_output_embeddings()
         if head is None:
             raise EngineError(f"{type(model).__name__} has no output embeddings. {SUPPORTED}")
@@ -89,7 +89,7 @@ class Wiring:
         self.head = head
         self.vocabulary: int = head.weight.shape[0]
         is_ordinary = not any(map(is_changed, cast(nn.Module, model).modules()))
-        for module in self.decoder.modules():
+        for module in self.body.modules():
             if hasattr(module, "layer_idx"):
                 cast(Any, module).wiring = self
             if is_short_convolution(module):
@@ -145,7 +145,7 @@ class Wiring:
             if (kernels := self._find_kernels()) is not None:
                 return self.fused.learn(tokens, positions, self.plan, kernels)
         with self._autocast(tokens.device.type):
-            output = self.decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+            output = self.body(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
 
     def _find_kernels(self) -> LayerKernels | None:

@@ -2,9 +2,10 @@
 """What the sampler keeps of the past: slots of keys, values and convolution inputs, and shared prefixes.
 
 A slot holds the tokens of one conversation after its shared prefix. `StepPlan` is how the packed new
-tokens of one step read and extend the slots. On a CPU keys and values lie as the kernels want them, which
-take a step of up to some hundred tokens as it is. Otherwise there is one product of all queries against each
-shared prefix, and one batched attention against every row's own slot, combined by their log-sums.
+tokens of one step read and extend the slots. Where there are kernels for a CPU, keys and values lie as these
+want them, and tokens look back one by one. Elsewhere, and for long prompts, there is one product of all
+queries against each shared prefix, and one batched attention against every row's own slot, combined by their
+log-sums.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import torch
 from torch import Tensor
 
 from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
-from trialogue.engine.kernels import Few, Kernels, Layout, Rows, attend_rows, find_kernels
+from trialogue.engine.kernels import Few, Kernels, Layout, Rows, attend_rows, load_kernels
 
 
 def find_step_kernels(shapes: LayerShapes, device: torch.device, *, is_half: bool) -> Kernels | None:
     """What attention of a step is computed with, where the model's layers fit: in bfloat16 or float32."""
     if device.type != "cpu" or shapes.dtype != torch.float32:
         return None
-    kernels = find_kernels(is_half=is_half)
+    kernels = load_kernels(is_half=is_half)
     if kernels is None:
         return None
     widths = [(key, value) for _, key, value in shapes.attention.values()]
@@ -217,7 +218,7 @@ class StepPlan:
             groups += [group] * piece.count
         self.slots, self.places = (torch.tensor(values, device=slab.device) for values in (slots, places))
         self.few: Few | None = None
-        if slab.kernels is not None and len(slots) <= slab.kernels.most:
+        if slab.kernels is not None and max(piece.count for piece in pieces) <= slab.kernels.most:
             known = [0 if prefix is None else len(prefix.tokens) for prefix in self.prefixes]
             rows = Rows(slots, places, groups, known, slab.slots, slab.capacity)
             self.few = Few(slab.kernels, rows, slab, self.prefixes)
@@ -274,10 +275,20 @@ class StepPlan:
         bias = torch.zeros(hidden.shape, dtype=self.slab.shapes.dtype, device=device)
         bias.masked_fill_(hidden, -torch.inf)
         picked = real.flatten().nonzero()[:, 0]
-        places = [piece.slot for piece in chosen]
-        in_order = places == list(range(places[0], places[0] + len(places)))
-        slots = slice(places[0], places[-1] + 1) if in_order else torch.tensor(places, device=device)
-        return Bucket(tokens, picked, tokens[picked], len(chosen), count, length, bias[:, None], slots)
+        targets, places = tokens[picked], torch.tensor([piece.slot for piece in chosen], device=device)
+        first_slot, last_slot = int(places.min()), int(places.max()) + 1
+        rows = last_slot - first_slot
+        if rows > 2 * len(chosen):
+            return Bucket(tokens, picked, targets, len(chosen), count, length, bias[:, None], places)
+        # Most slots of a range take part: all are read in place, and what the others give is left out.
+        taken = places - first_slot
+        spread = torch.zeros(rows, *bias.shape[1:], dtype=bias.dtype, device=device)
+        spread[taken] = bias
+        all_tokens = torch.zeros(rows, count, dtype=torch.long, device=device)
+        all_tokens[taken] = tokens.view(-1, count)
+        picked = (taken[:, None] * count + steps)[real]
+        slots = slice(first_slot, last_slot)
+        return Bucket(all_tokens.flatten(), picked, targets, rows, count, length, spread[:, None], slots)
 
     @cached_property
     def shared(self) -> list[tuple[Prefix, Tensor | None]]:

@@ -16,10 +16,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from trialogue.durable import find_cache_folder
 FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
 SEAL = hashlib.sha256().digest_size
 """Bytes at the end of a kept library that tell whether the others are all there."""
+WORKERS = 32
+"""Threads beside the one that computes; more than ever meet."""
 UNUSED = 30 * 24 * 3600
 """Seconds after which a library that nobody loaded goes, once another one takes its place."""
 
@@ -128,19 +131,35 @@ def refuse_unreadable(*tensors: Tensor, numbers: torch.dtype = torch.float32) ->
         require(tensor.dtype == numbers and tensor.is_contiguous(), "numbers that lie otherwise")
 
 
-def share(work: Callable[[int, int, int], int], count: int, unit: int = 1, most: int | None = None) -> None:
-    """Divide `count` pieces of work among torch's threads, or so many: each gets its number and a range."""
+def share(
+    work: Callable[[int, int, int], int],
+    count: int,
+    unit: int = 1,
+    most: int | None = None,
+    *,
+    meeting: bool = False,
+) -> None:
+    """Divide `count` pieces of work among torch's threads, or so many: each gets its number and a range.
+    Where parts wait for each other (`meeting`) all of them begin or none does."""
     threads = min(count, torch.get_num_threads(), most or count)
     edges = [count * part // threads * unit for part in range(threads + 1)] if threads else []
+    start = Barrier(threads) if meeting and threads > 1 else None
 
     def take_part(part: int) -> None:
+        if start is not None:
+            start.wait()
         if work(part, edges[part], edges[part + 1]):
             raise MemoryError("no memory for a kernel to work in")
 
-    others = [find_pool().submit(take_part, part) for part in range(1, threads)]
+    others: list[Future[None]] = []
     try:
+        others.extend(find_pool().submit(take_part, part) for part in range(1, threads))
         if threads:
             take_part(0)
+    except BaseException:
+        if start is not None:
+            start.abort()
+        raise
     finally:
         if others:
             wait(others)  # they write to what is freed once this is left
@@ -150,4 +169,4 @@ def share(work: Callable[[int, int, int], int], count: int, unit: int = 1, most:
 
 @cache
 def find_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="kernel")
+    return ThreadPoolExecutor(WORKERS, thread_name_prefix="kernel")

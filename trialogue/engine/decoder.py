@@ -2,7 +2,7 @@
 """All layers of a step of a few new tokens in one call of C (`c/decode.c`), for models in few operations.
 
 What is done to a handful of tokens between two products takes less time than it takes Python to ask for it.
-Here it is asked for once a step, with addresses of all weights and of what is kept; two threads share the
+Here it is asked for once a step, with addresses of all weights and of what is kept; threads share the
 columns of products and the rows of attention, and meet after each.
 """
 
@@ -127,7 +127,7 @@ class Decoder:
         step.each = self.kernels.room_of_a_part(*told)
         scratch = hidden.new_empty(parts * step.each)
         step.scratch, step.arrived = scratch.data_ptr(), arrived.data_ptr()
-        share(lambda part, _, __: self.kernels.advance(*told, part), parts)
+        share(lambda part, _, __: self.kernels.advance(*told, part), parts, meeting=True)
 
     def _find_inputs(self, few: Few, number: int, reach: int) -> int:
         inputs, spots = few.slots.inputs[number], few.rows.spots

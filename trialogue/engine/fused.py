@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trialogue.engine.decoder import CLayer, Decoder, fits
-from trialogue.engine.kernels import Few, Memory
+from trialogue.engine.kernels import Few, Kernels, Memory
 from trialogue.engine.layers import (
     GatedProduct,
     LayerKernels,
@@ -257,48 +257,46 @@ class Fused:
     is made once; `forget` after they have changed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        decoder: Any = model.base_model
-        names = next((kind for kind in KINDS if hasattr(decoder, kind.last)), None)
+        body: Any = model.base_model
+        names = next((kind for kind in KINDS if hasattr(body, kind.last)), None)
         if names is None or not all(map(is_at_hand, model.parameters())):
             raise Unfit
-        self.embed, self.angles = decoder.embed_tokens, decoder.rotary_emb
-        self.layers = [Layer(module, names) for module in decoder.layers]
-        self.last = Norm(getattr(decoder, names.last))
+        self.embed, self.angles = body.embed_tokens, body.rotary_emb
+        self.layers = [Layer(module, names) for module in body.layers]
+        self.last = Norm(getattr(body, names.last))
         self.head = make_product(cast(nn.Module, model.get_output_embeddings()))
         self.decoder: Decoder | None = None
-        self.is_decoded: bool | None = (
-            None  # whether the decoder computes what layers do, once that was tried
-        )
+        self.is_decoded: bool | None = None  # whether layers may go all at once, once that was tried
 
     def hidden(self, tokens: Tensor, positions: Tensor, plan: Plan) -> Tensor:
         hidden = self.embed(tokens)
         rotation = self.find_rotation(hidden, positions)
-        few, decoder = plan.few, self.find_decoder(plan.few)
-        if few is None or decoder is None:
+        if plan.few is None or not self.is_decoded or len(plan.few.rows) > plan.few.kernels.most:
             return self.last(self.advance(hidden, rotation, plan))
-        if self.is_decoded is None:  # for once in both ways; what is kept of the last one stays
-            expected, given = self.advance(hidden, rotation, plan), hidden.clone()
-            decoder.advance(few, given, rotation)
-            self.is_decoded = is_near(given, expected, 1e-2 if self.head.is_half else 1e-4)
-            hidden = given if self.is_decoded else self.advance(hidden, rotation, plan)
-        else:
-            decoder.advance(few, hidden, rotation)
+        self.find_decoder(plan.few.kernels).advance(plan.few, hidden, rotation)
         return self.last(hidden)
 
     def advance(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+        """Through layer after layer."""
         for layer in self.layers:
             hidden = layer(hidden, rotation, plan)
         return hidden
 
-    def find_decoder(self, few: Few | None) -> Decoder | None:
-        """What takes all layers of a step of few tokens at once."""
-        if few is None or self.is_decoded is False:
-            return None
+    def try_decoder(self, tokens: Tensor, positions: Tensor, plan: Plan, few: Few) -> None:
+        """Find out whether layers all at once compute what they do one by one."""
+        if not fits(self.layers, few.kernels):
+            self.is_decoded = False
+            return
+        hidden = self.embed(tokens)
+        rotation = self.find_rotation(hidden, positions)
+        expected = self.advance(hidden, rotation, plan)
+        self.find_decoder(few.kernels).advance(few, hidden, rotation)
+        if bool(expected.isfinite().all()):  # nothing is known of weights that have diverged
+            self.is_decoded = is_near(hidden, expected, 1e-2 if self.head.is_half else 1e-4)
+
+    def find_decoder(self, kernels: Kernels) -> Decoder:
         if self.decoder is None:
-            if not fits(self.layers, few.kernels):
-                self.is_decoded = False
-                return None
-            self.decoder = Decoder(self.layers, few.kernels)
+            self.decoder = Decoder(self.layers, kernels)
         return self.decoder
 
     def learn(self, tokens: Tensor, positions: Tensor, plan: Plan, kernels: LayerKernels) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trialogue.engine.kernels import FEW_ROWS, Kernels, find_kernels, load_kernels, multiply, to_panels
+from trialogue.engine.kernels import FEW_ROWS, Kernels, load_kernels, multiply, to_panels
 
 SMALL = 1 << 18
 """Weights in a matrix that gains nothing from being laid out anew."""
@@ -58,7 +58,7 @@ class Joined:
         weight = join(self.weights).detach().contiguous()
         if self.is_half:
             return to_rounded(weight)
-        kernels = find_kernels() if self.is_large else None
+        kernels = load_kernels(is_half=False) if self.is_large else None
         if kernels is not None:
             return to_panels(kernels, weight)
         if self.is_large and torch.backends.mkldnn.is_available():

@@ -89,7 +89,9 @@ class Sampler:
         """Forget everything computed, as after a change of weights. Active requests start over."""
         if self.wiring.fused is not None:
             self.wiring.fused.forget()
-        self.slab = self._make_slab(0, 0)
+        is_half = self.wiring.fused is not None and self.wiring.compute == torch.bfloat16
+        kernels = find_step_kernels(self.wiring.shapes, self.device, is_half=is_half)
+        self.slab = Slab(self.wiring.shapes, 0, 0, self.device, kernels)
         self.free: list[int] = []
         self.sessions: dict[str, Cached] = {}
         self.prefixes: list[Prefix] = []
@@ -98,11 +100,6 @@ class Sampler:
         self.active.clear()
         for request in self.waiting:
             request.cache = None
-
-    def _make_slab(self, slots: int, capacity: int) -> Slab:
-        is_half = self.wiring.fused is not None and self.wiring.compute == torch.bfloat16
-        kernels = find_step_kernels(self.wiring.shapes, self.device, is_half=is_half)
-        return Slab(self.wiring.shapes, slots, capacity, self.device, kernels)
 
     @property
     def token_bytes(self) -> int:
@@ -278,7 +275,7 @@ class Sampler:
     def _compute_prefixes(self, prefixes: Sequence[Prefix]) -> None:
         """Fill in keys and values, as many tokens at once as a step takes."""
         longest = max((len(prefix.tokens) for prefix in prefixes), default=0)
-        slab = self._make_slab(len(prefixes), longest)
+        slab = Slab(self.wiring.shapes, len(prefixes), longest, self.device, self.slab.kernels)
         pieces: list[Piece] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -379,7 +376,7 @@ class Sampler:
         cached.slot, cached.prefix, cached.tokens = -1, None, []
 
     def _too_small(self, request: Request) -> EngineError:
-        needed = len(request.sequence) * self.token_bytes
+        needed = self.slab.layout.pad(len(request.sequence)) * self.token_bytes
         return EngineError(
             f"a sequence of {len(request.sequence)} tokens needs {needed} bytes of cache, the budget is "
             f"{self.cache_bytes}: raise cache_bytes or shorten the conversation"
@@ -424,10 +421,23 @@ class Sampler:
         self, slab: Slab, pieces: Sequence[Piece], tokens: Sequence[int], positions: Sequence[int]
     ) -> torch.Tensor:
         self.computed_tokens += len(tokens)
+        self._try_decoder()
         with self.wiring.using(StepPlan(slab, pieces)):
             return self.wiring.hidden(
                 torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
             )
+
+    def _try_decoder(self) -> None:
+        """Let the model find out whether its layers may go all at once, by tokens that are always the same:
+        a run that goes on decides as it did before."""
+        fused, kernels = self.wiring.fused, self.slab.kernels
+        if fused is None or kernels is None or fused.is_decoded is not None:
+            return
+        slab = Slab(self.wiring.shapes, 2, 8, self.device, kernels)
+        plan = StepPlan(slab, [Piece(0, 0, 5, None), Piece(1, 0, 1, None)])
+        assert plan.few is not None
+        tokens = torch.arange(6) % self.wiring.vocabulary
+        fused.try_decoder(tokens, torch.tensor([*range(5), 0]), plan, plan.few)
 
     def _advance(self, pieces: Sequence[tuple[Request, int]]) -> list[Request]:
         tokens: list[int] = []
