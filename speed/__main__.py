@@ -176,6 +176,13 @@ def main() -> None:
         parser.error(
             f"there is no measurement {', '.join(sorted(unknown))}; there are {', '.join(MEASUREMENTS)}"
         )
+    for flag, file in (
+        ("--trl-python", given.trl),
+        ("--vllm-python", given.vllm),
+        ("--llama-server", given.llama),
+    ):
+        if file is not None and not Path(file).exists():
+            parser.error(f"{flag}: there is no {file}; `make speed` makes the peers' places")
     model = given.model
     needs = {*NEEDS_MODEL, "latency"} if given.trl else NEEDS_MODEL
     if model is None and needs & set(chosen):

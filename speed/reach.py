@@ -24,7 +24,8 @@ FIRST_VERSION = 765.9
 def measure(options: Options) -> list[Figure]:
     demos = sorted(path.parent for path in Path(options.demo).rglob("summary.json")) if options.demo else []
     if not demos:
-        print("reach: left out, name a folder of finished demonstrations by --demo")
+        told = f"{options.demo} holds no summary.json; " if options.demo else ""
+        print(f"reach: left out: {told}name a folder of finished demonstrations by --demo, such as runs")
         return []
     flops = find_rates()["flops"]
     spent: list[tuple[float, float]] = []

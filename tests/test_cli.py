@@ -323,6 +323,12 @@ def test_resuming_a_finished_run_holds_nothing_again(folder: Path) -> None:
         (["eval", "--resume", "runs/one", "--seed", "1"], 2, "a resumed run keeps its own"),
         (["rollout", "--resume", "runs/one"], 1, "is a run of kind 'eval', not 'rollout'"),
         (["eval", "--resume", "bakery"], 1, "is no run directory"),
+        (
+            ["eval", "--resume", "runs"],
+            1,
+            "has no run.json: name one of the runs in it (one), such as runs/one",
+        ),
+        (["chat", "runs"], 1, "runs has no weights: name one of the runs in it (one), such as runs/one"),
         (["eval", "--resume", "runs/onee"], 2, "there is no run runs/onee; did you mean runs/one?"),
         (["chat", "one"], 2, "there is no run one; did you mean runs/one?"),
         (["eval", "bakery", "run.name=one"], 1, "resume it with --resume"),

@@ -293,6 +293,8 @@ def list_checkpoints(path: Path) -> list[Path]:
 def find_weights(path: Path) -> Path:
     """The folder with the newest weights of a run, or the folder itself."""
     if not (path / "run.json").is_file():
+        if not (path / "config.json").is_file() and (runs := tell_runs(path)):
+            raise RunError(f"{path} has no weights{runs}")
         return path
     if (path / "model").is_dir():
         return path / "model"
@@ -300,6 +302,12 @@ def find_weights(path: Path) -> Path:
     if not found:
         raise RunError(f"{path} has no weights: no model/ and no checkpoint")
     return found[-1]
+
+
+def tell_runs(path: Path) -> str:
+    """The runs that a folder holds, for whoever named the folder and meant one of them."""
+    runs = sorted(file.parent.name for file in path.glob("*/run.json"))
+    return f": name one of the runs in it ({', '.join(runs[:5])}), such as {path / runs[0]}" if runs else ""
 
 
 def read_config(kind: type[C], path: Path) -> C:
@@ -410,7 +418,7 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         about: Any = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunError(f"{path} is no run directory: it has no run.json") from None
+        raise RunError(f"{path} is no run directory: it has no run.json{tell_runs(path)}") from None
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path / 'run.json'} is not JSON: {error}") from None
     if not isinstance(about, dict):
