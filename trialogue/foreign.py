@@ -1,8 +1,8 @@
 """Text from others (models, endpoints, records, files) made safe to show.
 
 A terminal obeys control sequences: text may redraw the screen, write the clipboard or forge whole lines.
-Direction marks reorder what a reader sees. Markdown turns text into links, images and HTML. The functions here
-return text that does none of this: every character with such an effect becomes a visible escape such as
+Direction marks reorder what a reader sees. Markdown turns text into links, images and HTML. The functions
+here return text that does none of this: every character with such an effect becomes a visible escape such as
 `\\x1b`, and the length is bounded. `output` and `screen` apply them to all that goes to the terminal.
 """
 
@@ -24,8 +24,10 @@ _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # controls
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction
     "\u2028\u2029"  # line and paragraph separators
+    # invisible characters
     "\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\u3164"
-    "\ufeff\uffa0\ufe00-\ufe0d\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # invisible
+    "\ufeff\uffa0\ufe00-\ufe0d\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"
     "\ud800-\udfff]"  # half of a surrogate pair cannot be written
     # Joiners belong to emoji and to scripts such as Persian. Beside ASCII they only hide.
     f"|(?<![^\x00-\x7f])[{_JOINERS}]|[{_JOINERS}](?![^\x00-\x7f])"
