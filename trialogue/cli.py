@@ -11,7 +11,7 @@ import click
 
 from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
 from trialogue.cli_learn import learn
-from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_chat, to_config, to_usage_error
+from trialogue.cli_options import DATA, JSON, SETTINGS, Whole, print_json, to_chat, to_config, to_usage_error
 from trialogue.cli_users import users_verb
 
 
@@ -33,7 +33,12 @@ class Verbs(click.Group):
         except OSError as error:
             raise (error if ctx.params.get("debug") else to_usage_error(error)) from None
         except click.UsageError as error:
-            raise click.UsageError(redact(error.format_message()), error.ctx) from None
+            if type(error).__name__ == "NoArgsIsHelpError":  # of click 8.2 and newer
+                raise
+            where = error.ctx.command_path if error.ctx is not None else "trialogue"
+            text = " ".join(error.format_message().split()).rstrip(".")
+            click.echo(redact(f"{where}: {text} (see {where} --help)"), err=True)
+            ctx.exit(2)
         except KeyboardInterrupt:
             click.echo("trialogue: stopped", err=True)
             ctx.exit(130)
@@ -67,7 +72,7 @@ def init_verb(name: str, as_json: bool) -> None:
 
 @main.command("check")
 @click.argument("domain", required=False)
-@click.option("--tasks", "count", type=click.IntRange(1), help="How many tasks; the domain's own default.")
+@click.option("--tasks", "count", type=Whole(1), help="How many tasks; the domain's own default.")
 @click.option("--split", help="Only the tasks of this split.")
 @click.option("--seed", type=int, default=0, help="Seed of the tasks, where they are generated.")
 @click.option(
@@ -182,7 +187,7 @@ def _evaluate(
     from trialogue.errors import BudgetError
     from trialogue.score.evaluate import evaluate
     from trialogue.view.report import write_report
-    from trialogue.view.terminal import show_progress, show_result
+    from trialogue.view.terminal import show_progress, show_result, tell_failed
 
     config = to_config(EvalConfig, domain, settings, file, given, resume)
     run: list[Path] = []
@@ -208,8 +213,8 @@ def _evaluate(
     else:
         show_result(result)
     if result["conversations"] < result["asked"]:
-        missing = result["asked"] - result["conversations"]
-        click.echo(f"{missing} of {result['asked']} conversations failed and are in no figure", err=True)
+        if as_json:
+            click.echo(tell_failed(result), err=True)
         sys.exit(1)
 
 
@@ -220,8 +225,8 @@ def _eval_options(function: Any) -> Any:
         click.option("--agent", help="Who plays the agent: oracle, naive, openai:NAME, a checkpoint, …"),
         click.option("--user", help="Who plays the user: agenda, openai:NAME, human, …"),
         click.option("--split", help="Which split of the tasks."),
-        click.option("--tasks", type=click.IntRange(1), help="How many tasks."),
-        click.option("--trials", type=click.IntRange(1), help="Conversations per task."),
+        click.option("--tasks", type=Whole(1), help="How many tasks."),
+        click.option("--trials", type=Whole(1), help="Conversations per task."),
         click.option("--seed", type=int, help="Seed of every random choice."),
         DATA,
         click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings."),
@@ -466,15 +471,11 @@ def report_verb(run: str, other: str | None, as_json: bool) -> None:
 
 @main.command("view")
 @click.argument("folder", default="runs", type=click.Path(file_okay=False))
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=7878, show_default=True, help="0: any free one."
-)
+@click.option("--port", type=Whole(0, 65535), default=7878, show_default=True, help="0: any free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--export", "target", metavar="FILE.html", help="Instead, write one self-contained file.")
 @click.option("--id", "identity", help="With --export: only this conversation and its siblings.")
-@click.option(
-    "--most", type=click.IntRange(1), default=300, show_default=True, help="With --export: conversations."
-)
+@click.option("--most", type=Whole(1), default=300, show_default=True, help="With --export: conversations.")
 @JSON
 def view_verb(
     folder: str, port: int, host: str, target: str | None, identity: str | None, most: int, as_json: bool

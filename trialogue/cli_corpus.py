@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
+from trialogue.cli_options import DATA, JSON, SETTINGS, Whole, print_json, to_config
 
 
 @click.command("draft")
@@ -16,7 +16,7 @@ from trialogue.cli_options import DATA, JSON, SETTINGS, print_json, to_config
 @SETTINGS
 @click.option("--brief", help="A file that says what a new scenario is about.")
 @click.option("--model", "drafter", help="Who drafts: openai:NAME.")
-@click.option("--tasks", "wanted", type=click.IntRange(0), help="Tasks to draft, besides those there are.")
+@click.option("--tasks", "wanted", type=Whole(0), help="Tasks to draft, besides those there are.")
 @JSON
 def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Draft a scenario into FOLDER with a language model; or further tasks, where it is there already.
@@ -64,7 +64,7 @@ def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: A
 @click.option("--agent", help="The teacher: oracle, openai:NAME, a checkpoint, …")
 @click.option("--user", help="Who plays the user: agenda, openai:NAME, …")
 @click.option("--judge", help="Who scores what was verified: openai:NAME; nobody by default.")
-@click.option("--count", type=click.IntRange(1), help="Distinct, verified conversations to end up with.")
+@click.option("--count", type=Whole(1), help="Distinct, verified conversations to end up with.")
 @click.option("--split", help="Which split of the tasks.")
 @click.option("--seed", type=int, help="Seed of every random choice.")
 @DATA

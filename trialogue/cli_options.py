@@ -9,6 +9,19 @@ from typing import Any
 
 import click
 
+
+class Whole(click.IntRange):
+    """A whole number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            int(value)
+        except (TypeError, ValueError):
+            bounds = f" from {self.min}" + (" up" if self.max is None else f" to {self.max}")
+            self.fail(f"{value!r} is no whole number{bounds}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import DATA, JSON, print_json, to_config
+from trialogue.cli_options import DATA, JSON, Whole, print_json, to_config
 
 
 @click.group("users")
@@ -21,8 +21,8 @@ def users_verb() -> None:
 @click.option("--domain", default="shop", show_default=True, help="Where they are compared.")
 @click.option("--agent", help="Who plays the agent: oracle, openai:NAME, a checkpoint, …")
 @click.option("--split", help="Which split of the tasks.")
-@click.option("--tasks", type=click.IntRange(1), help="How many tasks.")
-@click.option("--trials", type=click.IntRange(1), help="Conversations per task.")
+@click.option("--tasks", type=Whole(1), help="How many tasks.")
+@click.option("--trials", type=Whole(1), help="Conversations per task.")
 @click.option("--seed", type=int, help="Seed of every random choice.")
 @DATA
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings.")

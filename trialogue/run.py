@@ -431,7 +431,8 @@ def refuse_missing(path: Path, what: str = "run") -> None:
     if not path.exists():
         place = path if len(path.parts) > 1 else Path("runs") / path
         known = [str(file.parent) for file in sorted(place.parent.glob("*/run.json"))]
-        raise ConfigError(f"there is no {what} {path}{suggest(str(place), known)}")
+        told = "; name a run or a folder of runs" if what == "folder" else ""
+        raise ConfigError(f"there is no {what} {path}{told}{suggest(str(place), known)}")
 
 
 def read_marks(model: str | Path) -> list[str]:

@@ -27,7 +27,7 @@ def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> 
     assert lines[0].startswith("step=0 pass1=0.250 s=")
     expected = "step=1 reward=0.340 turns=7.800 zero_adv=0.310 entropy=0.050 errors=1 cost=0.0200 s="
     assert lines[1].startswith(expected)
-    assert lines[2].startswith("stopping=1")
+    assert lines[2].startswith("stopping: step 2 is finished and saved first, then the run ends; ")
     assert len(lines) == 3
 
 

@@ -55,7 +55,7 @@ async def test_failed_conversations_are_counted_and_never_scored(tmp_path: Path)
     assert result["families"]["cancel"]["blame"] == {"infrastructure": 3}
     text = to_report(path)
     assert "No conversation could be graded." in text
-    assert "failed conversations, never scored: 9 (blame: infrastructure 9)" in text
+    assert "9 of 9 conversations failed and are in no figure (9 attempts; blame: infrastructure 9)" in text
 
 
 async def test_cost_and_tokens_are_told_by_side(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def test_many_trials_fit(capsys: Any) -> None:
         "levels": {"1": figures},
         "ends": {"user_stop": 8},
         "failed": 0,
+        "asked": 8,
+        "conversations": 8,
         "blame": {},
         "excluded": 0,
         "faults": {},

@@ -23,6 +23,7 @@ from trialogue import (
     ToolError,
     tool,
 )
+from trialogue.errors import ConfigError
 from trialogue.world import domain as domain_module
 from trialogue.world.domain import from_list
 
@@ -243,7 +244,7 @@ def test_a_domain_is_loaded_from_the_files_beside_it(tmp_path: Path) -> None:
     assert domain.tasks("test")[0].instructions == "Hi \u2028 there."
     assert [item.id for item in domain.tasks("all", 5)] == ["a", "b"]
     assert domain.tasks("all", levels=[3]) == []
-    with pytest.raises(DomainError, match="no tasks in split 'dev'; it has test, train"):
+    with pytest.raises(ConfigError, match="no tasks in split 'dev'; it has test, train"):
         domain.tasks("dev")
 
 

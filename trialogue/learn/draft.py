@@ -25,7 +25,7 @@ from trialogue.score.check import find_task_problems
 from trialogue.talk.model import Model
 from trialogue.task import Assertion, Check, Expected, Setup, Side, Task
 from trialogue.trajectory import Turn
-from trialogue.world.domain import Domain
+from trialogue.world.domain import Domain, from_list
 from trialogue.world.find import find_domain
 from trialogue.world.simulated import (
     FILE,
@@ -215,7 +215,7 @@ class Drafter:
                 raise ValueError("no tool changes anything; at least one has to write")
             if all(tool.writes for tool in tools):
                 raise ValueError("every tool writes; at least one has to look something up")
-            make_domain("draft", scenario, "draft", [])
+            make_domain("draft", scenario, "draft", from_list("draft", []))
             return scenario
 
         scenario = await self.ask("tools", TOOLS.format(brief=brief, tables=shown), read_tools)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutine
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
@@ -20,12 +18,13 @@ from pydantic import ValidationError
 from trialogue.config import Limits, Speaker
 from trialogue.errors import DomainError, GradeError, TrialogueError
 from trialogue.messages import Message, ToolCall
-from trialogue.reading import explain, locate
+from trialogue.reading import explain
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
 from trialogue.task import SPLITS, Call, Expected, Side, Task
 from trialogue.trajectory import End, Trajectory, Turn
+from trialogue.world.bugs import find_place
 from trialogue.world.database import Database, canonical
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.tools import Tool
@@ -331,9 +330,7 @@ def _tell(error: Exception, domain: Domain) -> str:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ValidationError):
         text = f"{error.title}: {explain(error)}"
-    file: str | None = getattr(sys.modules.get(type(domain.database).__module__), "__file__", None)
-    name, line = locate(error, Path(file).parent) if file and domain.source == "domain" else ("", "")
-    return f"{text} (in {name}, {line})" if line else text
+    return text + find_place(error, domain.database)
 
 
 # -- tools that say they only read -------------------------------------------------------------------------

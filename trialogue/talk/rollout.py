@@ -30,6 +30,7 @@ from trialogue.talk.party import Party
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
 from trialogue.trajectory import End, Finding, Group, Reward, Trajectory
+from trialogue.world.bugs import Bugs, find_bug, find_place
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.values import clean_text
 
@@ -121,11 +122,14 @@ async def rollout(
     room = asyncio.Semaphore(concurrency)
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
 
-    async def hold(task: Task, trial: int) -> tuple[Trajectory | None, list[Trajectory]]:
+    bugs = Bugs()
+
+    async def hold(task: Task, trial: int, number: int | None) -> tuple[Trajectory | None, list[Trajectory]]:
         spoilt: list[Trajectory] = []
         first = failures(task, trial) if failures is not None else 0
         last = redraws if first <= redraws else first + redraws  # what was given up gets a new budget
         for draw in range(first, last + 1):
+            errors: list[Exception] = []
             async with room:
                 trajectory = await attempt(
                     domain,
@@ -141,9 +145,13 @@ async def rollout(
                     exclude=exclude,
                     name=name,
                     deadline=deadline,
+                    errors=errors,
                 )
             if each is not None:
                 each(trajectory)
+            if number is not None:
+                bug = find_bug(errors[0], domain.database) if errors else ""
+                bugs.add(number, bug, trajectory.error)
             if trajectory.end != "error" and not trajectory.excluded:
                 return trajectory, spoilt
             spoilt.append(trajectory)
@@ -151,10 +159,13 @@ async def rollout(
                 break
         return None, spoilt
 
-    async def gather(task: Task, trials: list[int]) -> None:
+    async def gather(task: Task, trials: list[int], number: int) -> None:
         try:
             async with asyncio.TaskGroup() as siblings:  # when one cannot go on, the others stop
-                held_by = [siblings.create_task(hold(task, trial)) for trial in trials]
+                held_by = [
+                    siblings.create_task(hold(task, trial, None if place else number))
+                    for place, trial in enumerate(trials)
+                ]
             held = [sibling.result() for sibling in held_by]
             trajectories = tuple(trajectory for trajectory, _ in held if trajectory is not None)
             spoilt = [trajectory for _, spoilt in held for trajectory in spoilt]
@@ -170,7 +181,7 @@ async def rollout(
     waiting = iter(tasks)
     under_way: set[asyncio.Task[None]] = set()
     ahead = max(2, 2 * concurrency // group_size)
-    outstanding = 0
+    outstanding = begun = 0
     exhausted = False
     try:
         with _CALM:
@@ -183,7 +194,8 @@ async def rollout(
                     trials = [trial for trial in range(group_size) if skip is None or not skip(task, trial)]
                     if trials:
                         outstanding += 1
-                        job = asyncio.create_task(gather(task, trials))
+                        job = asyncio.create_task(gather(task, trials, begun))
+                        begun += 1
                         under_way.add(job)
                         job.add_done_callback(under_way.discard)
                 if exhausted and not outstanding:
@@ -214,8 +226,10 @@ async def attempt(
     exclude: bool = False,
     name: str = "",
     deadline: Deadline | None = None,
+    errors: list[Exception] | None = None,
 ) -> Trajectory:
-    """Hold and grade one conversation. The error boundary: nothing a party, tool or judge does gets past."""
+    """Hold and grade one conversation. The error boundary: nothing a party, tool or judge does gets past.
+    What failed it is added to `errors`."""
     transcript = Transcript()
     identity = f"{name}{task.id}/{trial}" + (f".{draw}" if draw else "")
     own_seed = derive_seed(seed, name, task.id, trial, draw)
@@ -264,12 +278,14 @@ async def attempt(
     except (BudgetError, ConfigError, RunError):
         raise  # whoever set this up has to be told; no other draw would help
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}{find_place(error, domain.database)}"
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
             if deadline is not None and deadline.passed:
                 text = "cut: still under way when its step no longer waited"
                 meta["cut"] = True
+        elif errors is not None:
+            errors.append(error)
         failure = clean_text(text), find_blame(error, transcript.acting)
         reward = None
     finally:

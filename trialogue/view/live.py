@@ -76,7 +76,10 @@ class Steps:
         if kind == "stopping":
             self.stopping = True
             if self.tell:
-                self.tell("stopping=1 (the step is finished and saved; Ctrl-C again stops now)")
+                self.tell(
+                    f"stopping: step {self.step + 1} is finished and saved first, then the run ends; "
+                    "Ctrl-C again ends it at once, without this step"
+                )
             return
         self.step = step
         if kind == "eval" and "pass^1" in metrics:

@@ -14,6 +14,7 @@ from trialogue.run import read_about, read_trajectories
 from trialogue.trajectory import Trajectory
 from trialogue.view.export import write_export
 from trialogue.view.learning import to_learning_report
+from trialogue.view.terminal import tell_failed
 
 BAKED = 40
 """Conversations in the page beside the report."""
@@ -157,9 +158,8 @@ def _number(value: float | None, digits: int) -> str:
 
 def _ends(result: dict[str, Any]) -> str:
     lines = [f"- {end}: {count}" for end, count in result["ends"].items()]
-    if result["failed"]:
-        blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
-        lines.append(f"- failed conversations, never scored: {result['failed']} (blame: {blame})")
+    if failed := tell_failed(result):
+        lines.append(f"- {failed}")
         lines += [f"  - {count} × {_cell(error)}" for error, count in result.get("errors", {}).items()]
     return "## How conversations ended\n\n" + "\n".join(lines)
 

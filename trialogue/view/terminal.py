@@ -80,9 +80,8 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
         console.print(f"mean of {number} families: {result['family_mean']:.3f}", highlight=False)
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
     console.print(f"ends: {ends}", highlight=False)
-    if result["failed"]:
-        blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
-        console.print(f"failed and never scored: {result['failed']} (blame: {blame})", highlight=False)
+    if failed := tell_failed(result):
+        console.print(failed, highlight=False, soft_wrap=True)
         for error, count in result.get("errors", {}).items():
             console.print(f"  {count} × {error}", highlight=False, markup=False)
     for line in spending(result):
@@ -90,6 +89,18 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
     for name, note in result.get("notes", {}).items():
         console.print(f"{name}: {note}", highlight=False, markup=False)
     console.print(f"run: {result['run']}", soft_wrap=True, highlight=False, markup=False)
+
+
+def tell_failed(result: dict[str, Any]) -> str:
+    """How many conversations are in no figure, and how many attempts it took; empty where nothing failed."""
+    missing, attempts = result["asked"] - result["conversations"], result["failed"]
+    blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
+    tried = f"{attempts} attempt{'s' * (attempts != 1)}; blame: {blame}"
+    if missing:
+        verb = "is" if missing == 1 else "are"
+        why = f" ({tried})" if attempts else " (left out because of the user)"
+        return f"{missing} of {result['asked']} conversations failed and {verb} in no figure{why}"
+    return f"every conversation was held, after some had failed at first ({tried})" if attempts else ""
 
 
 def spending(result: dict[str, Any]) -> list[str]:

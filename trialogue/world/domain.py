@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from trialogue.errors import DomainError, ToolError
+from trialogue.errors import ConfigError, DomainError, ToolError, suggest
 from trialogue.reading import from_json, reading
 from trialogue.task import Call, Setup, Side, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
+from trialogue.world.bugs import CheckedTasks
 from trialogue.world.database import Change, Database
 from trialogue.world.tools import Tool, ToolResult, shorten, to_text
 from trialogue.world.values import clean_text
@@ -116,6 +117,10 @@ class Domain:
         default_factory=OrderedDict[str, Prepared], init=False, repr=False
     )
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tasks, CheckedTasks):
+            object.__setattr__(self, "tasks", CheckedTasks(self.name, self.tasks, self.database))
+
     def open(self, task: Task) -> Environment:
         """A fresh environment. The work of setting a task up is done once for all its conversations."""
         known = self._prepared.get(task.id)
@@ -144,13 +149,13 @@ class Domain:
         name = str(more.pop("name", folder.name))
         source = read_file(folder / "database.json")
         with reading(folder / "database.json", DomainError):
-            data = from_json(source)
-        tasks = read_tasks(folder / "tasks.jsonl", name)
+            try:
+                loaded = database.load(from_json(source))
+            except DomainError as error:
+                raise DomainError(f"{folder / 'database.json'}: {error}") from error
         more.setdefault("reference", str(Path(beside).resolve()))
         policy = read_file(folder / "policy.md")
-        return cls(
-            name=name, policy=policy, database=database.load(data), tasks=from_list(name, tasks), **more
-        )
+        return cls(name=name, policy=policy, database=loaded, tasks=from_file(folder, name), **more)
 
 
 def _fork(database: Database | None) -> Database | None:
@@ -182,8 +187,14 @@ def read_tasks(path: Path, domain: str) -> list[Task]:
     return tasks
 
 
-def from_list(domain: str, tasks: Iterable[Task]) -> TaskSource:
-    """A task source over a fixed list."""
+def from_file(folder: Path, domain: str) -> TaskSource:
+    """A task source over the `tasks.jsonl` of a folder."""
+    path = folder / "tasks.jsonl"
+    return from_list(domain, read_tasks(path, domain), path)
+
+
+def from_list(domain: str, tasks: Iterable[Task], where: object = "") -> TaskSource:
+    """A task source over a fixed list; `where` is the file it was read from."""
     known = list(tasks)
     twice = [identity for identity, number in Counter(task.id for task in known).items() if number > 1]
     if twice:
@@ -198,11 +209,12 @@ def from_list(domain: str, tasks: Iterable[Task]) -> TaskSource:
         families: Sequence[str] = (),
     ) -> list[Task]:
         chosen = [task for task in known if split in ("all", task.split)]
+        if not known:
+            raise DomainError(f"{where or domain} holds no task")
         if not chosen:
             splits = sorted({task.split for task in known})
-            raise DomainError(
-                f"{domain} has no tasks in split '{split}'; it has {', '.join(splits) or 'none'}"
-            )
+            hint = suggest(split, splits)
+            raise ConfigError(f"{domain} has no tasks in split '{split}'; it has {', '.join(splits)}{hint}")
         chosen = [
             task
             for task in chosen

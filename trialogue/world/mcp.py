@@ -26,7 +26,7 @@ from trialogue.messages import Frozen
 from trialogue.reading import reading
 from trialogue.task import Side, Task
 from trialogue.world.database import Database
-from trialogue.world.domain import Domain, Environment, Prepared, from_list, read_file, read_tasks
+from trialogue.world.domain import Domain, Environment, Prepared, from_file, read_file
 from trialogue.world.tools import Tool, ToolResult, clean_schema, shorten
 from trialogue.world.values import clean_text
 
@@ -319,7 +319,7 @@ def load_server(beside: str | Path, **more: Any) -> McpDomain:
         name=name,
         policy=read_file(folder / "policy.md"),
         database=database.load({}),
-        tasks=from_list(name, read_tasks(folder / "tasks.jsonl", name)),
+        tasks=from_file(folder, name),
         source="mcp",
         server=server,
         beside=folder,

@@ -21,7 +21,7 @@ from trialogue.reading import from_json
 from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory, Turn, Usage
 from trialogue.world.database import Database, Record, Table
-from trialogue.world.domain import Domain, Environment, from_list, read_file, read_tasks
+from trialogue.world.domain import Domain, Environment, TaskSource, from_file, read_file
 from trialogue.world.tools import Arguments, Tool, ToolResult, shorten, to_text
 from trialogue.world.values import canonical, clean_text
 
@@ -368,19 +368,17 @@ def load_scenario(beside: str | Path, **more: Any) -> SimulatedDomain:
     name = str(more.pop("name", folder.name))
     scenario = read_scenario(read_file(folder / FILE), str(folder / FILE))
     more.setdefault("reference", str(Path(beside).resolve()))
-    return make_domain(
-        name, scenario, read_file(folder / "policy.md"), read_tasks(folder / "tasks.jsonl", name), **more
-    )
+    return make_domain(name, scenario, read_file(folder / "policy.md"), from_file(folder, name), **more)
 
 
 def make_domain(
-    name: str, scenario: Scenario, policy: str, tasks: list[Task], **more: Any
+    name: str, scenario: Scenario, policy: str, tasks: TaskSource, **more: Any
 ) -> SimulatedDomain:
     return SimulatedDomain(
         name=name,
         policy=policy,
         database=make_database(scenario).load({}),
-        tasks=from_list(name, tasks),
+        tasks=tasks,
         source="simulated",
         scenario=scenario,
         **more,

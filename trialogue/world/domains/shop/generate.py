@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, get_args
 
-from trialogue.errors import ConfigError
+from trialogue.errors import ConfigError, suggest
 from trialogue.task import SPLITS, Call, Expected, Setup, Task
 from trialogue.world.domains.shop.catalogue import Draw
 from trialogue.world.domains.shop.database import Reason, Topic
@@ -406,7 +406,7 @@ def make_tasks(
 ) -> list[Task]:
     """Tasks of a split, levels and families in turn; more of them begin with the same ones."""
     if split not in SPLITS:
-        raise ConfigError(f"shop has no split '{split}'; it has {', '.join(SPLITS)}")
+        raise ConfigError(f"shop has no split '{split}'; it has {', '.join(SPLITS)}{suggest(split, SPLITS)}")
     if unknown := [level for level in levels if level not in LEVELS]:
         raise ConfigError(f"shop has no level {unknown[0]}; it has {', '.join(map(str, LEVELS))}")
     if strange := [family for family in families if family not in FAMILIES]:
