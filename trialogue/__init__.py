@@ -6,6 +6,7 @@ agent's own tokens are reinforced.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from trialogue.world.domain import Domain, Environment
     from trialogue.world.find import find_domain
     from trialogue.world.tools import Tool, ToolResult, tool
+
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+    # OpenMP reads this when torch is loaded. Threads that wait for each other spin a moment, then sleep:
+    # beside another process on the same cores, endless spinning makes an update take three times as long.
+    os.environ |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
 _HOME = {
     "Assertion": "trialogue.task",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -22,6 +23,9 @@ from trialogue.engine import EngineSettings, Row, SamplingParams
 from trialogue.engine.torch_engine import TorchEngine
 
 VOCABULARY = 300
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # chosen, so that kernels take what tests say, whatever the load
 torch.set_num_threads(1)  # models this small only lose by waiting for a second core
 KINDS = ("llama", "qwen3", "lfm2")
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from trialogue.durable import find_cache_folder
+from trialogue.engine.cores import count_free
 
 FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
 SEAL = hashlib.sha256().digest_size
@@ -135,13 +136,14 @@ def share(
     work: Callable[[int, int, int], int],
     count: int,
     unit: int = 1,
-    most: int | None = None,
+    parts: int | None = None,
     *,
     meeting: bool = False,
 ) -> None:
-    """Divide `count` pieces of work among torch's threads, or so many: each gets its number and a range.
-    Where parts wait for each other (`meeting`) all of them begin or none does."""
-    threads = min(count, torch.get_num_threads(), most or count)
+    """Divide `count` pieces of work among the threads that are free, or into so many `parts`: each gets its
+    number and a range. Where parts wait for each other (`meeting`) all of them begin or none does. Work whose
+    sums depend on how it is divided names its parts: who is free changes with the load."""
+    threads = min(count, parts or count_free())
     edges = [count * part // threads * unit for part in range(threads + 1)] if threads else []
     start = Barrier(threads) if meeting and threads > 1 else None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trialogue.engine.compiled import refuse_unreadable, require, share
+from trialogue.engine.cores import count_free
 from trialogue.engine.kernels import THREADS, Few, Kernels, Memory, Spots
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Decoder:
 
     def advance(self, few: Few, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> None:
         """Hidden states [N, width], which become those after the last layer; slots get what layers keep."""
-        rows, parts = few.rows, min(torch.get_num_threads(), THREADS)
+        rows, parts = few.rows, min(count_free(), THREADS)
         refuse_unreadable(hidden, *rotation)
         require(hidden.shape == (len(rows), self.width) and len(rows) <= self.kernels.most, "so many rows")
         addresses: list[int] = []
@@ -120,14 +121,14 @@ class Decoder:
                 layer.kept.prefixes = place
                 place += 2 * rows.spots.groups * ctypes.sizeof(ctypes.c_void_p)
         between = [hidden.new_empty(len(rows), width) for width in self.widths]
-        arrived = torch.zeros(1, dtype=torch.long)
+        arrived = torch.zeros(2, dtype=torch.int32)
         tensors = (*rotation, hidden, *between)
         step = CStep(rows.spots, self.width, parts, *(tensor.data_ptr() for tensor in tensors))
         told = ctypes.addressof(self.told), len(self.told), ctypes.addressof(step)
         step.each = self.kernels.room_of_a_part(*told)
         scratch = hidden.new_empty(parts * step.each)
         step.scratch, step.arrived = scratch.data_ptr(), arrived.data_ptr()
-        share(lambda part, _, __: self.kernels.advance(*told, part), parts, meeting=True)
+        share(lambda part, _, __: self.kernels.advance(*told, part), parts, parts=parts, meeting=True)
 
     def _find_inputs(self, few: Few, number: int, reach: int) -> int:
         inputs, spots = few.slots.inputs[number], few.rows.spots

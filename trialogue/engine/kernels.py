@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trialogue.engine.compiled import compile_source, find_function, refuse_unreadable, require, share
+from trialogue.engine.cores import count_free
 
 FEW_ROWS = 32
 """Rows up to which a single large product in float32 is done here."""
@@ -154,12 +155,12 @@ def multiply(kernels: Kernels, inputs: Tensor, panels: Tensor) -> Tensor:
     output = inputs.new_empty(rows, len(panels) * layout.lanes)
     places = (inputs.data_ptr(), panels.data_ptr(), output.data_ptr())
     sizes = (rows, units, output.shape[1])
-    threads = THREADS if rows <= FEW_ROWS else None
+    parts = min(count_free(), THREADS) if rows <= FEW_ROWS else None
     share(
         lambda _, first, last: kernels.product(*places, *sizes, first, last),
         len(panels),
         layout.lanes,
-        threads,
+        parts,
     )
     return output
 
@@ -218,11 +219,11 @@ def attend_rows(few: Few, layer: int, queries: Tensor, scaling: float) -> Tensor
     addresses = (ctypes.c_void_p * len(found))(*found)
     memory.prefixes = ctypes.addressof(addresses)
     told = ctypes.addressof(rows.spots), ctypes.addressof(memory)
-    parts = min(count, torch.get_num_threads(), THREADS)
+    parts = min(count, count_free(), THREADS)
     each = kernels.room_to_attend(*told)
     scratch, output = queries.new_empty(parts * each), torch.empty_like(queries)
     places = (*told, queries.data_ptr(), output.data_ptr(), scratch.data_ptr())
-    share(lambda part, _, __: kernels.attend(*places, each, parts, part), parts)
+    share(lambda part, _, __: kernels.attend(*places, each, parts, part), parts, parts=parts)
     return output
 
 

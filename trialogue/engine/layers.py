@@ -167,7 +167,7 @@ def backpropagate_norm(
     def work(part: int, first: int, last: int) -> int:
         return kernels.backpropagate_norm(*places, gained[part].data_ptr(), width, first, last)
 
-    spread(work, rows)
+    share(work, rows, parts=1 if rows <= FEW else threads)
     return output, grad, gained.sum(0)
 
 
@@ -227,7 +227,7 @@ def check_angles(rows: int, width: int, cosine: Tensor, sine: Tensor) -> None:
 
 
 def spread(work: Callable[[int, int, int], int], rows: int) -> None:
-    share(work, rows, most=1 if rows <= FEW else None)
+    share(work, rows, parts=1 if rows <= FEW else None)
 
 
 @cache

@@ -37,6 +37,7 @@ from trialogue.engine.api import (
     SamplingParams,
 )
 from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
+from trialogue.engine.cores import limit_threads
 from trialogue.engine.sampler import Request, Sampler
 from trialogue.engine.shards import Shards, find_world
 from trialogue.engine.state import SAFE, load_engine, refuse_pickled, save_engine
@@ -77,6 +78,8 @@ class TorchEngine:
 
     def _build(self, source: str | Path | Callable[[], PreTrainedModel]) -> None:
         settings = self.settings
+        if self.device.type == "cpu":
+            limit_threads()
         if isinstance(source, str | Path):
             model, adapter = load_model(source, settings)
         else:

@@ -99,7 +99,7 @@ def backpropagate_paths(
         return kernels.backpropagate(*places, *sizes, scaling, first, last)
 
     count = paths.count(kernels.block, query.shape[1] // key.shape[1], key.shape[1])
-    share(work, count, most=threads)
+    share(work, count, parts=threads)
     grad_key, grad_value = (tensor[0] if threads == 1 else tensor.sum(0) for tensor in (grad_key, grad_value))
     return grad_query, grad_key, grad_value
 

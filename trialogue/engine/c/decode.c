@@ -1,11 +1,18 @@
 /* A step of a few new tokens: products with large matrices, attention to what is kept, and all layers of a model in
    one call, at the speed at which memory delivers weights, keys and values. */
 #include "rows.h"
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
 #include <sched.h>
+#endif
 
 #define AT_ONCE 256 /* rows that stay near while the whole matrix passes */
 #define SPAN 64     /* units of a row that are near while lines of a matrix pass */
 #define BLOCK 16    /* tokens whose attention is worked on together */
+#define TRIES 20000 /* looks at whether all have come before sleeping, about as long as waking up takes */
 const size_t most_rows = AT_ONCE;
 
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8)
@@ -189,7 +196,7 @@ typedef struct {
     float *hidden, *joined, *mixed, *fed;  /* rows of hidden states, and of what lies between products */
     float *scratch;                        /* of all parts */
     size_t each;                           /* floats of one part */
-    int64_t *arrived;
+    int32_t *arrived;                      /* parts that came to meet, and those that sleep there */
 } step;
 
 const size_t bytes_of_a_layer = sizeof(layer), bytes_of_a_step = sizeof(step);
@@ -386,16 +393,42 @@ static void keep(const memory *m, size_t head, size_t slot, size_t place, size_t
 
 /* -- layers --------------------------------------------------------------------------------------------- */
 
-/* Wait until all parts have come here as often. */
+/* Sleep for as long as *place is `seen`, or not at all where the system cannot do that. */
+static void sleep_on(int32_t *place, int32_t seen)
+{
+#ifdef __linux__
+    syscall(SYS_futex, place, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+#else
+    sched_yield();
+#endif
+}
+
+static void wake_all(int32_t *place)
+{
+#ifdef __linux__
+    syscall(SYS_futex, place, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+#endif
+}
+
+/* Wait until all parts have come here as often. A part that is late may wait for a core, perhaps for this very one,
+   so that the others soon sleep. Whoever comes last sees that somebody does: both sides first write, then read. */
 static void meet(const step *s, size_t *times)
 {
     if (s->parts == 1)
         return;
-    int64_t wanted = (int64_t)(++*times * s->parts);
-    __atomic_add_fetch(s->arrived, 1, __ATOMIC_ACQ_REL);
-    for (size_t tries = 0; __atomic_load_n(s->arrived, __ATOMIC_ACQUIRE) < wanted; tries++)
-        if (tries > 2000) /* whoever is late may wait for this very core */
-            sched_yield();
+    int32_t *arrived = s->arrived, *asleep = s->arrived + 1, seen, wanted = (int32_t)(++*times * s->parts);
+    if (__atomic_add_fetch(arrived, 1, __ATOMIC_SEQ_CST) == wanted) {
+        if (__atomic_load_n(asleep, __ATOMIC_SEQ_CST))
+            wake_all(arrived);
+        return;
+    }
+    for (size_t tries = 0; tries < TRIES; tries++)
+        if (__atomic_load_n(arrived, __ATOMIC_ACQUIRE) >= wanted)
+            return;
+    __atomic_add_fetch(asleep, 1, __ATOMIC_SEQ_CST);
+    while ((seen = __atomic_load_n(arrived, __ATOMIC_SEQ_CST)) < wanted)
+        sleep_on(arrived, seen);
+    __atomic_sub_fetch(asleep, 1, __ATOMIC_SEQ_CST);
 }
 
 /* This part's columns of packed rows times a matrix, with its bias: [first, last) is its share of `outputs`. */
