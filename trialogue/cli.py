@@ -14,6 +14,9 @@ from trialogue.cli_learn import learn
 from trialogue.cli_options import DATA, JSON, SETTINGS, Whole, print_json, to_chat, to_config, to_usage_error
 from trialogue.cli_users import users_verb
 
+FOR_PEOPLE = {"chat", "play", "review", "view"}
+"""Verbs that wait for somebody: they show no progress of their own."""
+
 
 class Verbs(click.Group):
     """Turns our errors into one readable line and the house's exit status: 1 failed, 2 wrong usage."""
@@ -21,10 +24,12 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         from trialogue.errors import ConfigError, TrialogueError
         from trialogue.secrets import redact, show_traceback
+        from trialogue.view.heartbeat import heartbeat
 
         sys.excepthook = show_traceback
         try:
-            return super().invoke(ctx)
+            with heartbeat(quiet="--json" in ctx.args):
+                return super().invoke(ctx)
         except TrialogueError as error:
             if ctx.params.get("debug"):
                 raise
@@ -42,6 +47,16 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             click.echo("trialogue: stopped", err=True)
             ctx.exit(130)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from trialogue.activity import phase
+
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and name not in FOR_PEOPLE:
+            ctx.with_resource(phase(name))
+        return name, command, rest
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -192,11 +207,9 @@ def _evaluate(
     config = to_config(EvalConfig, domain, settings, file, given, resume)
     run: list[Path] = []
     try:
-        with show_progress(kind, quiet=as_json) as progress:
+        with show_progress(quiet=as_json or "human" in (config.agent.model, config.user.model)):
             resumed = Path(resume) if resume else None
-            result = asyncio.run(
-                evaluate(config, kind=kind, resume=resumed, started=run.append, progress=progress)
-            )
+            result = asyncio.run(evaluate(config, kind=kind, resume=resumed, started=run.append))
     except BudgetError as error:
         click.echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
         click.echo(f"  trialogue {kind} --resume {run[0]} budget.usd=… or budget.tokens=…", err=True)

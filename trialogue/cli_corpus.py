@@ -91,14 +91,14 @@ def synthesize_verb(
     from trialogue.errors import BudgetError
     from trialogue.learn.synthesize import synthesize
     from trialogue.view.report import write_report
-    from trialogue.view.terminal import show_corpus, show_synthesis
+    from trialogue.view.terminal import show_corpus, show_progress
 
     config = to_config(SynthesizeConfig, domain, settings, file, given, resume)
     run: list[Path] = []
     try:
-        with show_synthesis(quiet=as_json) as watch:
+        with show_progress(quiet=as_json):
             resumed = Path(resume) if resume else None
-            result = asyncio.run(synthesize(config, resume=resumed, started=run.append, watch=watch))
+            result = asyncio.run(synthesize(config, resume=resumed, started=run.append))
     except BudgetError as error:
         click.echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
         click.echo(f"  trialogue synthesize --resume {run[0]} budget.usd=… or budget.tokens=…", err=True)

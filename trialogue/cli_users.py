@@ -47,8 +47,8 @@ def compare_verb(users: tuple[str, ...], domain: str, file: str | None, as_json:
     if not names:
         raise click.UsageError("name at least one user, such as agenda or openai:NAME")
     config = to_config(EvalConfig, domain, settings, file, given)
-    with show_progress("compare", quiet=as_json) as progress:
-        result = asyncio.run(compare_users(names, config, progress))
+    with show_progress(quiet=as_json):
+        result = asyncio.run(compare_users(names, config))
     if as_json:
         print_json(result)
     else:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from trialogue.activity import to_duration
 from trialogue.config import RunSettings, TrainConfig
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import Run
-from trialogue.view.live import Steps, show_steps, spark, to_duration
+from trialogue.view.live import Steps, show_steps, spark
 from trialogue.view.paired import compare_runs, to_comparison
 from trialogue.view.report import write_report
 from trialogue.view.trackers import Trackers, flatten
@@ -24,9 +25,10 @@ def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> 
         shown(1, STEP)
         shown(0, {"kind": "stopping"})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step=0 pass1=0.250 s=")
-    expected = "step=1 reward=0.340 turns=7.800 zero_adv=0.310 entropy=0.050 errors=1 cost=0.0200 s="
+    assert lines[0].startswith("step=0/3 pass1=0.250 s=")
+    expected = "step=1/3 reward=0.340 turns=7.800 zero_adv=0.310 entropy=0.050 errors=1 cost=0.0200 s="
     assert lines[1].startswith(expected)
+    assert lines[1].endswith(" left=0s")
     assert lines[2].startswith("stopping: step 2 is finished and saved first, then the run ends; ")
     assert len(lines) == 3
 
@@ -65,7 +67,7 @@ def test_the_block() -> None:
 def test_small_figures() -> None:
     assert spark([0.0, 0.5, 1.0]) == "▁▅█"
     assert spark([2.0, 2.0]) == "▁▁"
-    assert [to_duration(seconds) for seconds in (8040, 600, 59)] == ["2 h 14 m", "10 m", "59 s"]
+    assert [to_duration(seconds) for seconds in (8040, 600, 59)] == ["2 h 14 min", "10 min", "59 s"]
 
 
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

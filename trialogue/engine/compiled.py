@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trialogue.activity import phase
 from trialogue.durable import find_cache_folder
 from trialogue.engine.cores import count_free
 
@@ -53,7 +54,7 @@ def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
         library = None if folder is None else folder / "kernels" / f"{Path(name).stem}-{key}.so"
         if library is not None and is_sound(library):
             return ctypes.CDLL(str(library))
-        with tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
+        with phase(f"compiling {name}"), tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
             made = Path(scratch) / f"{key}.so"
             run_compiler(*command, "-shared", "-fPIC", "-o", str(made), source, "-lm")
             if library is not None:

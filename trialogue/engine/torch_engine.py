@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from trialogue.activity import ACTIVITY, notify, phase
 from trialogue.engine.api import (
     Capabilities,
     Completion,
@@ -37,7 +38,7 @@ from trialogue.engine.api import (
     SamplingParams,
 )
 from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
-from trialogue.engine.cores import limit_threads
+from trialogue.engine.cores import describe_threads
 from trialogue.engine.sampler import Request, Sampler
 from trialogue.engine.shards import Shards, find_world
 from trialogue.engine.state import SAFE, load_engine, refuse_pickled, save_engine
@@ -67,7 +68,8 @@ class TorchEngine:
         self.device = self.world.device if self.world is not None else find_device(self.settings.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        find_worker().submit(self._build, source).result()
+        with phase("loading the model"):
+            find_worker().submit(self._build, source).result()
         self._requests = 0
         self._unpublished = False
         self._folded = True  # shards lie apart; sampling wants them together
@@ -79,7 +81,7 @@ class TorchEngine:
     def _build(self, source: str | Path | Callable[[], PreTrainedModel]) -> None:
         settings = self.settings
         if self.device.type == "cpu":
-            limit_threads()
+            notify(describe_threads())
         if isinstance(source, str | Path):
             model, adapter = load_model(source, settings)
         else:
@@ -241,6 +243,7 @@ class TorchEngine:
         for request in arrived:
             self.sampler.submit(request)
         try:
+            ACTIVITY.tokens += len(self._open)
             return self.sampler.step()
         except BaseException:
             self.sampler.reset()  # requests and caches may be half done

@@ -11,6 +11,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, cast
 
+from trialogue.activity import phase
 from trialogue.config import SftConfig, TrainConfig, Training
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, RunError
@@ -55,7 +56,8 @@ async def sft(
     domain, cast_ = set_up(
         to_played(config), is_played=settings.eval_tasks > 0 or settings.examples == "oracle"
     )
-    source = find_examples(domain, config)
+    with phase("choosing what to imitate"):
+        source = find_examples(domain, config)
     learned = [item if isinstance(item, Task) else item.task for item in source]
     tasks = [] if settings.examples.endswith(PARQUET) else learned  # its prompts are in the file
     origins = (config.learner.model, settings.examples)
@@ -86,13 +88,17 @@ async def sft(
     try:
         examples = await collect(domain, config, source, cast_.user)
         run.add_ledger(cast_.account.take())
-        rows, held_out = split_rows(examples, domain, learner.renderer, config)
+        with phase(f"writing {len(examples):,} conversations as tokens"):
+            rows, held_out = split_rows(examples, domain, learner.renderer, config)
         if not rows:
             raise ConfigError(f"of {len(held_out)} rows none is left to learn from; lower sft.validation")
         steps = max(1, round(settings.epochs * len(rows) / settings.batch))
         if first == 0:
             await play(0)
-        with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
+        with (
+            Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt,
+            phase("learning", steps, "steps", first) as seen,
+        ):
             for step in range(first, steps):
                 began = perf_counter()
                 batch = choose_batch(rows, settings.batch, step, config.seed)
@@ -105,6 +111,7 @@ async def sft(
                 if marks:
                     metrics["marks"] = marks
                 await learner.engine.publish()
+                seen.done = step + 1
                 due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)

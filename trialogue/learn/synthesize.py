@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from trialogue.activity import phase
 from trialogue.config import Speaker, SynthesizeConfig
 from trialogue.durable import write, write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
@@ -100,6 +101,7 @@ async def synthesize(
         if monotonic() - written > LEDGER_SECONDS:
             written = monotonic()
             run.add_ledger(account.take())
+        seen.done, seen.note = workshop.verified, f"{len(workshop.held)} held"
         if watch is not None:
             watch(len(workshop.held), workshop.verified, config.synthesize.count)
 
@@ -129,14 +131,17 @@ async def synthesize(
                 failures=lambda task, trial: workshop.failures[task.id, trial],
                 each=keep,
             )
-            async with aclosing(groups):
-                async for _ in groups:
-                    pass
+            with phase("synthesize", config.synthesize.count, "verified", workshop.verified) as seen:
+                async with aclosing(groups):
+                    async for _ in groups:
+                        pass
             sifted = workshop.sift(verdicts)
             if judge is not None:
                 missing = [item for item in sifted.accepted if not verdicts.has(item.id, "judge")]
-                async for verdict in judge_all(missing, domain, judge, config.judge.model):
-                    verdicts.add(verdict)
+                with phase("judging", len(missing)) as judging:
+                    async for verdict in judge_all(missing, domain, judge, config.judge.model):
+                        verdicts.add(verdict)
+                        judging.done += 1
                 sifted = workshop.sift(verdicts)
             lacking = config.synthesize.count - len(sifted.accepted)
             if lacking <= 0 or wanted >= budget:

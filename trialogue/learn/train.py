@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from trialogue.activity import phase
 from trialogue.config import Optimizer, TrainConfig
 from trialogue.engine.api import Engine, OptimParams, Row
 from trialogue.errors import BudgetError, ConfigError, RunError, TrialogueError
@@ -94,7 +95,10 @@ async def train(
     state = "failed"
     reached = first
     try:
-        with Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt:
+        with (
+            Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt,
+            phase("learning", config.training.steps, "steps", first) as seen,
+        ):
             if is_due(first, config) and not has_evaluation(run.path, first):
                 await evaluate_learner(first, run, domain, learner, gate, cast, config, watch)
             for step in range(first, config.training.steps):
@@ -124,10 +128,12 @@ async def train(
                 metrics |= measure_flow(tasks, groups, rows, config.training.group_size, version)
                 checks.see_conversations(metrics, len(rows))
                 async with gate.closed():
+                    seen.note = f"learning from {len(rows)} rows"
                     metrics |= await update(learner.engine, rows, step, config, reference)
                     checks.see_update(metrics, stale=metrics["staleness_max"] > 0)
                     await learner.engine.publish()
-                reached = step + 1
+                seen.note = ""
+                seen.done = reached = step + 1
                 clock.append(perf_counter())
 
                 if config.training.curriculum and metrics.get("reward", 0.0) >= config.training.curriculum:

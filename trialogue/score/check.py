@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from trialogue.activity import phase
 from trialogue.config import Limits, Speaker
 from trialogue.errors import DomainError, GradeError, TrialogueError
 from trialogue.messages import Message, ToolCall
@@ -73,20 +74,23 @@ def check(domain: Domain, split: str | None = None, count: int | None = None, se
     tasks = _find_tasks(domain, split, count, seed, lambda text: note("", text))
     checked.tasks = len(tasks)
     sound: list[Task] = []
-    for task in tasks:
-        problems = list(find_task_problems(domain, task))
-        for problem in problems:
-            note(task.id, problem)
-        if not problems:
-            sound.append(task)
+    with phase("checking", len(tasks), "tasks") as seen:
+        for task in tasks:
+            problems = list(find_task_problems(domain, task))
+            for problem in problems:
+                note(task.id, problem)
+            if not problems:
+                sound.append(task)
+            seen.done += 1
     for problem in find_writing_read_tools(domain, sound):
         note("", problem)
     can_play = [] if domain.source == "simulated" else sound  # nobody answers for simulated tools here
     can_play = [task for task in can_play if domain.user is not None or "agenda" in task.meta]
     played = spread(can_play, PLAYED)
     checked.played = len(played)
-    for identity, problem in asyncio.run(find_lost(domain, played, seed)) if played else ():
-        note(identity, problem)
+    with phase(f"playing {len(played)} tasks"):
+        for identity, problem in asyncio.run(find_lost(domain, played, seed)) if played else ():
+            note(identity, problem)
     if _fingerprint(domain) != before:
         note(
             "", "a tool changed what all conversations share; change a record only where a table gives it out"

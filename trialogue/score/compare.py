@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trialogue.activity import counting
 from trialogue.config import EvalConfig
 from trialogue.run import read_trajectories
 from trialogue.score.audit import Case, audit, find_values, has_value
@@ -112,7 +113,7 @@ def audit_file(path: Path, domain: str | None = None, data: str | None = None) -
     """What the rules find in recorded conversations; failed ones have nothing to look at."""
     domains: dict[str, Domain] = {}
     rows: list[dict[str, Any]] = []
-    for item in read_trajectories(path):
+    for item in counting("auditing users", read_trajectories(path)):
         if item.end == "error":
             continue
         reference = domain or str(item.meta.get("domain") or item.task.domain)

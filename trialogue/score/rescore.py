@@ -8,6 +8,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+from trialogue.activity import counting
 from trialogue.run import judge_file, read_trajectories
 from trialogue.score.reward import regrade
 from trialogue.talk.conversation import settle
@@ -61,7 +62,7 @@ def rescore(path: Path, domain: str | None = None, data: str | None = None) -> l
     run = path if path.is_dir() else path.parent.parent
     judge = Replay(judge_file(run)) if judge_file(run).is_file() else None
     rows: list[Rescored] = []
-    for trajectory in read_trajectories(path):
+    for trajectory in counting("grading again", read_trajectories(path)):
         reference = domain or str(trajectory.meta.get("domain") or trajectory.task.domain)
         if reference not in domains:
             found = find_domain(reference, data)

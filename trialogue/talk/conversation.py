@@ -12,6 +12,7 @@ from inspect import isawaitable
 from time import perf_counter
 from typing import TypeVar, cast
 
+from trialogue.activity import ACTIVITY
 from trialogue.config import Limits
 from trialogue.errors import Blame
 from trialogue.messages import Message
@@ -49,6 +50,9 @@ class Transcript:
             seconds=seconds,
         )
         self.turns.append(turn)
+        ACTIVITY.turns += 1
+        if reply.usage is not None and reply.tokens is None:  # what an engine here samples is counted there
+            ACTIVITY.tokens += reply.usage.completion
         return turn
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
+from trialogue.activity import silence
 from trialogue.messages import ToolCall
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn
@@ -78,7 +79,8 @@ class HumanModel:
 
     async def _next_line(self) -> str:
         try:
-            return await _in_thread(lambda: self.ask(f"{self.side}> "))
+            with silence():
+                return await _in_thread(lambda: self.ask(f"{self.side}> "))
         except EOFError:
             self._leave()
 

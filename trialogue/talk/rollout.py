@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from math import isfinite
 from typing import Any
 
+from trialogue.activity import phase
 from trialogue.config import Limits
 from trialogue.errors import (
     Blame,
@@ -124,6 +125,14 @@ async def rollout(
 
     bugs = Bugs()
 
+    def count(trajectory: Trajectory) -> None:
+        nonlocal won, failed
+        is_failed = trajectory.end == "error" or trajectory.excluded
+        won += not is_failed and trajectory.value >= 1
+        failed += is_failed
+        seen.done += not is_failed
+        seen.note = f"{won} won, {failed} failed"
+
     async def hold(task: Task, trial: int, number: int | None) -> tuple[Trajectory | None, list[Trajectory]]:
         spoilt: list[Trajectory] = []
         first = failures(task, trial) if failures is not None else 0
@@ -149,6 +158,7 @@ async def rollout(
                 )
             if each is not None:
                 each(trajectory)
+            count(trajectory)
             if number is not None:
                 bug = find_bug(errors[0], domain.database) if errors else ""
                 bugs.add(number, bug, trajectory.error)
@@ -181,10 +191,10 @@ async def rollout(
     waiting = iter(tasks)
     under_way: set[asyncio.Task[None]] = set()
     ahead = max(2, 2 * concurrency // group_size)
-    outstanding = begun = 0
+    outstanding = begun = won = failed = 0
     exhausted = False
     try:
-        with _CALM:
+        with _CALM, phase("conversations", count_wanted(tasks, group_size, skip)) as seen:
             while True:
                 while not exhausted and outstanding < ahead:
                     task = next(waiting, None)
@@ -209,6 +219,17 @@ async def rollout(
         for job in list(under_way):
             job.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def count_wanted(
+    tasks: Iterable[Task], group_size: int, skip: Callable[[Task, int], bool] | None
+) -> int | None:
+    """How many conversations are to be held; None where nobody knows yet how many tasks there are."""
+    if not isinstance(tasks, Sequence):
+        return None
+    if skip is None:
+        return len(tasks) * group_size
+    return sum(not skip(task, trial) for task in tasks for trial in range(group_size))
 
 
 async def attempt(

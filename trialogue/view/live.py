@@ -16,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trialogue.activity import ACTIVITY, silence, to_duration
+
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 NO_SIGNAL = (
@@ -37,11 +39,19 @@ def show_steps(quiet: bool = False, title: str = "", steps: int | None = None) -
     if quiet:
         yield shown
     elif not console.is_terminal or not sys.stdout.isatty():
-        shown.tell = lambda line: print(line, flush=True)
+        shown.tell = _print
         yield shown
     else:
-        with Live(get_renderable=shown.draw, console=console, refresh_per_second=4, transient=True):
+        with (
+            silence(),
+            Live(get_renderable=shown.draw, console=console, refresh_per_second=4, transient=True),
+        ):
             yield shown
+
+
+def _print(line: str) -> None:
+    ACTIVITY.said = monotonic()
+    print(line, flush=True)
 
 
 class Steps:
@@ -113,7 +123,7 @@ class Steps:
         if small and passed - self._said < 2 and self.step != self.steps:
             return
         self._said = passed
-        words = [f"step={self.step}"]
+        words = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
         for name, key in (
             ("reward", "reward"),
             ("pass1", "pass^1"),
@@ -127,9 +137,22 @@ class Steps:
                 words.append(f"{name}={metrics[key]:.3f}")
         words += [f"errors={self.failed}"] * bool(self.failed) + [f"cost={self.cost:.4f}"] * bool(self.cost)
         assert self.tell is not None
-        self.tell(" ".join([*words, f"s={passed:.1f}"]))
+        words.append(f"s={passed:.1f}")
+        if (left := self._estimate()) is not None:
+            words.append(f"left={to_duration(left).replace(' ', '')}")
+        self.tell(" ".join(words))
         for warning in metrics.get("warnings", ()):
             print(f"  warning: {warning}", file=sys.stderr, flush=True)
+
+    def _pace(self) -> float:
+        recent = self.durations[-8:]
+        return sum(recent) / len(recent)
+
+    def _estimate(self) -> float | None:
+        """Seconds left at the pace of the last steps."""
+        if not self.durations or not self.steps:
+            return None
+        return self._pace() * max(0, self.steps - self.step)
 
     # -- the block -----------------------------------------------------------------------------------------
 
@@ -168,14 +191,12 @@ class Steps:
         if "flat_groups" in self.last:
             parts.append(f"zero-adv {self.last['flat_groups']:.0%}")
         if self.durations:
-            recent = self.durations[-8:]
-            each = sum(recent) / len(recent)
-            parts.append(f"{each:.1f} s/step")
-            if self.steps:
-                parts.append(f"eta {to_duration(each * max(0, self.steps - self.step))}")
+            parts.append(f"{self._pace():.1f} s/step")
+            if (left := self._estimate()) is not None:
+                parts.append(f"eta {to_duration(left)}")
         if self.cost:
             parts.append(f"cost {self.cost:.4f}")
-        return Text("   ".join(parts) or "starting …")
+        return Text("   ".join(parts) or ACTIVITY.describe() or "starting …")
 
     def _foot(self) -> Text:
         if self.stopping:
@@ -194,15 +215,3 @@ def spark(values: list[float]) -> str:
     """
     low, high = min(values), max(values)
     return "".join(_BLOCKS[round((value - low) / ((high - low) or 1.0) * 7)] for value in values)
-
-
-def to_duration(seconds: float) -> str:
-    """Seconds as one would say them.
-
-    >>> to_duration(8040)
-    '2 h 14 m'
-    """
-    hours, rest = divmod(round(seconds), 3600)
-    if hours:
-        return f"{hours} h {rest // 60} m"
-    return f"{rest // 60} m" if rest >= 120 else f"{rest} s"

@@ -3,56 +3,42 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from trialogue.trajectory import Group, Trajectory
+from trialogue.activity import ACTIVITY, silence
+from trialogue.trajectory import Trajectory
 
 
 @contextmanager
-def show_progress(what: str, quiet: bool = False) -> Generator[Callable[[Group, int, int], None]]:
-    """A progress bar on a terminal; elsewhere a plain line every few seconds; nothing where quiet."""
+def show_progress(quiet: bool = False) -> Generator[None]:
+    """A live line of what goes on, on a terminal; elsewhere `heartbeat` writes plain ones."""
     console = Console(stderr=True)
-    good = failed = 0
     if quiet or not console.is_terminal:
-        last = monotonic()
-        line = ""
-
-        def plain(group: Group, done: int, total: int) -> None:
-            nonlocal good, failed, last, line
-            good += sum(item.reward is not None and item.reward.value >= 1 for item in group.trajectories)
-            failed += len(group.failed)
-            line = f"{what} done={done} of={total} won={good} failed={failed}"
-            if not quiet and monotonic() - last > 5:
-                last = monotonic()
-                print(line, file=sys.stderr, flush=True)
-
-        yield plain
-        if line and not quiet:
-            print(line, file=sys.stderr, flush=True)
+        yield
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        row = bar.add_task(what, total=None)
+    with silence(), console.status("starting …") as status:
+        over = Event()
 
-        def live(group: Group, done: int, total: int) -> None:
-            nonlocal good, failed
-            good += sum(item.reward is not None and item.reward.value >= 1 for item in group.trajectories)
-            failed += len(group.failed)
-            text = f"{what} · won {good / max(done, 1):.0%} · failed {failed}"
-            bar.update(row, completed=done, total=total, description=text)
+        def follow() -> None:
+            while not over.wait(0.25):
+                status.update(Text(ACTIVITY.describe() or "…"))
 
-        yield live
+        thread = Thread(target=follow, daemon=True, name="progress")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 def show_result(result: dict[str, Any], console: Console | None = None) -> None:
@@ -185,31 +171,6 @@ def show_check(checked: dict[str, Any], played: int, console: Console | None = N
     console.print(
         Text(text).append(verdict, style="bold green" if checked["ok"] else "bold red"), soft_wrap=True
     )
-
-
-@contextmanager
-def show_synthesis(quiet: bool = False) -> Generator[Callable[[int, int, int], None]]:
-    """A progress bar on a terminal; elsewhere a plain line every few seconds; nothing where quiet."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        last = monotonic()
-
-        def plain(held: int, verified: int, wanted: int) -> None:
-            nonlocal last
-            if not quiet and (monotonic() - last > 5 or verified == wanted):
-                last = monotonic()
-                print(f"synthesize held={held} verified={verified} of={wanted}", file=sys.stderr, flush=True)
-
-        yield plain
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        row = bar.add_task("synthesize", total=None)
-
-        def live(held: int, verified: int, wanted: int) -> None:
-            bar.update(row, completed=verified, total=wanted, description=f"synthesize · held {held}")
-
-        yield live
 
 
 def show_corpus(result: dict[str, Any], console: Console | None = None) -> None:

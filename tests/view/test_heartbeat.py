@@ -1,0 +1,135 @@
+"""Every command that takes a while shows something all the time, also where its output goes to a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep
+
+import pytest
+
+from trialogue.activity import Activity, Phase
+
+SHORT = 0.4
+"""Seconds of silence that a test allows itself, in place of the eight of a terminal."""
+SLACK = 3.0
+"""What a machine that is busy with other tests may add to it."""
+
+
+def follow(*arguments: str, folder: Path, seconds: float = SHORT) -> tuple[list[tuple[float, str]], int]:
+    """Run a command with both outputs in a pipe; the lines of both with their times, and the exit status."""
+    environment = os.environ | {
+        "TRIALOGUE_PROGRESS_SECONDS": str(seconds),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OPENAI_API_KEY": "none",
+    }
+    lines: list[tuple[float, str]] = []
+    with subprocess.Popen(
+        [sys.executable, "-m", "trialogue", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=folder,
+    ) as process:
+        assert process.stdout is not None
+        lines += [(monotonic(), line.rstrip("\n")) for line in process.stdout]
+    return lines, process.returncode
+
+
+def find_gap(lines: list[tuple[float, str]]) -> float:
+    """The longest silence between two lines."""
+    times = [at for at, _ in lines]
+    return max((after - before for before, after in pairwise(times)), default=0.0)
+
+
+def find_bars(lines: list[tuple[float, str]]) -> list[str]:
+    return [line for _, line in lines if re.search(r"\d+%\|", line) or "\r" in line]
+
+
+@pytest.fixture
+def slow_endpoint() -> Generator[str]:
+    """An endpoint that takes its time for each reply of an agent."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            sleep(3.0)
+            message = {"role": "assistant", "content": "One moment, I am looking."}
+            usage = {"prompt_tokens": 10, "completion_tokens": 7}
+            answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_an_evaluation_with_a_slow_agent_is_never_silent(slow_endpoint: str, tmp_path: Path) -> None:
+    settings = [f"agent.base_url={slow_endpoint}", "limits.observations=4", "tasks.levels=[1]"]
+    lines, status = follow(
+        "eval", "shop", "--agent", "openai:slow", "--tasks", "1", *settings, folder=tmp_path
+    )
+    text = [line for _, line in lines]
+    assert status == 0, text
+    assert find_gap(lines) < SHORT + SLACK
+    beats = [line for line in text if line.startswith("eval")]
+    beats = [line for line in beats if " · conversations 0/1, " in line]
+    turns = [int(found[1]) for line in beats if (found := re.search(r"(\d+) turns", line))]
+    assert turns == sorted(turns)
+    assert len(set(turns)) > 1, "turns are told while the only conversation goes on"
+    assert re.search(r"\d+ tokens, \d+ s so far", beats[-1])
+
+
+def test_learning_is_never_silent_and_its_log_holds_no_bars(tmp_path: Path) -> None:
+    few = ["training.steps=2", "training.tasks_per_step=2", "training.group_size=2", "training.eval_every=0"]
+    lines, status = follow("train", *few, "limits.reply_tokens=16", "run.name=agent", folder=tmp_path)
+    text = [line for _, line in lines]
+    assert status == 0, text
+    assert find_gap(lines) < 10, text
+    assert not find_bars(lines), text
+    steps = [line for line in text if line.startswith("step=")]
+    assert re.match(r"step=1/2 .* s=[\d.]+ left=\d+(s|min)$", steps[0]), steps
+    assert any("learning 0/2 steps" in line for line in text), text
+    assert any(line.startswith("computing with 1 thread ") for line in text), text
+    lines, status = follow("eval", "shop", "--agent", "runs/agent", "--tasks", "2", folder=tmp_path)
+    assert not find_bars(lines)
+
+
+def test_with_json_nothing_else_is_printed(slow_endpoint: str, tmp_path: Path) -> None:
+    settings = [f"agent.base_url={slow_endpoint}", "limits.observations=1", "tasks.levels=[1]", "--json"]
+    lines, _ = follow("eval", "shop", "--agent", "openai:slow", "--tasks", "1", *settings, folder=tmp_path)
+    assert len(lines) == 1, lines
+    assert json.loads(lines[0][1])["asked"] == 1
+
+
+def test_phases_within_each_other_tell_what_is_done_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr("trialogue.activity.monotonic", lambda: clock)
+    activity = Activity()
+    assert activity.describe() is None
+    outer, inner = Phase("train", began=100.0), Phase("learning", 36, "steps", 12, "rows", 100.0, first=10)
+    activity.phases += [outer, inner]
+    clock = 110.0
+    activity.turns, activity.tokens = 1300, 5
+    told = "train · learning 12/36 steps (rows), 1,200 turns, 10 s so far, about 2 min left"
+    assert activity.describe(turns=100, tokens=5) == told
