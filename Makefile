@@ -51,8 +51,11 @@ test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlit
 	  @modelcontextprotocol/server-memory @modelcontextprotocol/server-filesystem
 	TRIALOGUE_MCP=.mcp $(BIN)/pytest tests/hosts/test_mcp.py tests/hosts/test_mcp_servers.py $(ARGS)
 
-test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with the page open
-	TRIALOGUE_LOAD=2000 TRIALOGUE_LOAD_SECONDS=600 $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
+TRIALOGUE_LOAD ?= 2000
+TRIALOGUE_LOAD_SECONDS ?= 600
+test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with the page open; TRIALOGUE_LOAD=… TRIALOGUE_LOAD_SECONDS=…
+	TRIALOGUE_LOAD=$(TRIALOGUE_LOAD) TRIALOGUE_LOAD_SECONDS=$(TRIALOGUE_LOAD_SECONDS) \
+	  $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
 
 # What else is measured against is named by ARGS: a checkout of tau2-bench, finished demonstrations.
 speed: $(STAMP) .venv-trl/.stamp .venv-vllm/.stamp .llama/.stamp ## measure every speed claim beside its peers (hours on quiet cores); ARGS="step --quick"

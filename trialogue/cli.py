@@ -150,7 +150,13 @@ def check_verb(
 @DATA
 @JSON
 def play_verb(
-    domain: str, settings: tuple[str, ...], side: Any, task: str | None, as_json: bool, **given: Any
+    domain: str,
+    settings: tuple[str, ...],
+    side: Any,
+    task: str | None,
+    as_json: bool,
+    calls: bool = False,
+    **given: Any,
 ) -> None:
     """Sit on one side of a conversation in a DOMAIN: type text, or a call such as get_order order_id=W1.
 
@@ -173,7 +179,7 @@ def play_verb(
     found = find_domain(config.domain, config.data)
     chosen = find_task(found, config, task, any_split=given["split"] is None)
     console = Console(stderr=as_json)
-    person = HumanModel(side, found, chosen, console, ask_aside if as_json else input)
+    person = HumanModel(side, found, chosen, console, ask_aside if as_json else input, shows_calls=calls)
     try:
         played = asyncio.run(play(found, chosen, config, person))
     except KeyboardInterrupt:
@@ -182,7 +188,7 @@ def play_verb(
     if as_json:
         print_json(played.to_data())
     else:
-        show_why(played.trajectory, played.changes, console)
+        show_why(played.trajectory, played.ended, played.changes, console)
     if played.trajectory.end == "error":
         sys.exit(1)
 
@@ -422,6 +428,7 @@ def chat_verb(
         seed=seed,
         agent=run,
         user=None,
+        calls=True,
     )
 
 

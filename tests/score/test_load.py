@@ -1,7 +1,7 @@
 """Thousands of conversations at once: memory stays flat, no task and no file is left open.
 
 `make test` holds some hundreds for a moment; `make test-load` holds 2,000 at once for ten minutes, with the
-page of the run open meanwhile.
+page of the run open meanwhile. TRIALOGUE_LOAD and TRIALOGUE_LOAD_SECONDS in the environment set other sizes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from trialogue.talk.rollout import rollout
 from trialogue.world.find import find_domain
 
 SECONDS = float(os.environ.get("TRIALOGUE_LOAD_SECONDS", "2"))
+NAP = 0.05
+"""Seconds between two looks at how late the event loop is."""
 AT_ONCE = int(os.environ.get("TRIALOGUE_LOAD", "200"))
 
 
@@ -83,6 +85,41 @@ async def look(address: str, seen: list[int]) -> None:
         await asyncio.sleep(1)
 
 
+async def watch_loop(late: list[float]) -> None:
+    """Sleep and wake again and again; how many milliseconds too late is how long the event loop was held."""
+    while True:
+        due = time.monotonic() + NAP
+        await asyncio.sleep(NAP)
+        late.append(1000 * (time.monotonic() - due))
+
+
+def to_lag(late: list[float]) -> str:
+    """The lag of the event loop in words.
+
+    >>> to_lag([float(number) for number in range(1, 201)])
+    'event-loop lag of 200 naps: median 101 ms, 99 % 199 ms, longest 200 ms'
+    """
+    ranked = sorted(late)
+    median, most = (ranked[int(share * len(ranked))] for share in (0.5, 0.99))
+    lag = f"median {median:.0f} ms, 99 % {most:.0f} ms, longest {ranked[-1]:.0f} ms"
+    return f"event-loop lag of {len(late)} naps: {lag}"
+
+
+def test_a_held_event_loop_is_seen() -> None:
+    late: list[float] = []
+
+    async def hold() -> None:
+        watching = asyncio.create_task(watch_loop(late))
+        await asyncio.sleep(2.5 * NAP)
+        time.sleep(0.4)  # noqa: ASYNC251 - what is to be seen
+        await asyncio.sleep(2 * NAP)
+        watching.cancel()
+
+    asyncio.run(hold())
+    assert max(late) >= 300
+    assert "naps" in to_lag(late)
+
+
 @pytest.mark.timeout(SECONDS * 3 + 300)
 async def test_many_at_once(tmp_path: Path) -> None:
     shop = find_domain("shop")
@@ -98,6 +135,8 @@ async def test_many_at_once(tmp_path: Path) -> None:
     looking = asyncio.create_task(look(page[1], seen)) if page is not None else None
     await asyncio.sleep(0)
     files, tasks = count_files(), len(asyncio.all_tasks())
+    late: list[float] = []
+    watching = asyncio.create_task(watch_loop(late))
 
     def endless() -> Iterator[Task]:
         """New tasks until the time is over; only a page of them is ever in memory."""
@@ -134,6 +173,7 @@ async def test_many_at_once(tmp_path: Path) -> None:
         if len(ends) % 500 == 0:
             memory.append(read_memory())
     memory.append(read_memory())
+    watching.cancel()
     if looking is not None and page is not None:
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
@@ -152,7 +192,9 @@ async def test_many_at_once(tmp_path: Path) -> None:
     print(
         f"{len(ends)} conversations, {most} at once, {len(ends) / (time.monotonic() - began):.0f} a second; "
         f"memory {min(settled):.0f} to {max(settled):.0f} MB after warm-up; tasks {tasks} before, {left} "
-        f"after; files {files} before, {still_open} after; {len(seen)} answers of the page"
+        f"after; files {files} before, {still_open} after; {len(seen)} answers of the page; "
+        f"{to_lag(late)}"
     )
+    assert len(late) > 10
     if len(settled) > 3:
         assert max(settled) <= 1.05 * min(settled), settled

@@ -12,13 +12,14 @@ import pexpect
 import pytest
 from rich.console import Console
 
-from trialogue.config import EvalConfig
-from trialogue.messages import Message
+from trialogue.config import EvalConfig, Limits
+from trialogue.messages import Message, ToolCall
 from trialogue.score.play import play
+from trialogue.talk.conversation import explain_end
 from trialogue.talk.human import HumanModel, NotUnderstood, describe_type, read_call, read_value
 from trialogue.talk.party import Party
 from trialogue.task import Task
-from trialogue.trajectory import Turn
+from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 from trialogue.world.scaffold import write_domain
@@ -226,3 +227,96 @@ def test_json_keeps_standard_output_to_itself(start, folder: Path) -> None:
     assert played["end"] == "user_stop"
     assert played["changes"] == []
     assert "Identity first" in done.stderr
+
+
+STUBBORN = '''
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from trialogue import find_domain
+from trialogue.talk.scripted import call
+
+
+class Stubborn:
+    """Looks one order up, and from then on cancels one that there is not."""
+
+    async def reply(self, turns, tools):
+        await asyncio.sleep(0.1)
+        if turns[-1].message.role == "user":
+            return call("find_orders", phone="555-0106")
+        return call("cancel_order", order_id="A999")
+
+
+bakery = find_domain(str(Path(__file__).parent / "bakery"))
+domain = replace(bakery, name="stubborn", oracle=lambda task, seed: Stubborn(), reference=__file__)
+'''
+
+
+def test_a_chat_shows_calls_and_why_it_ended_and_leaves_the_shell_nothing(folder: Path) -> None:
+    (folder / "stubborn.py").write_text(STUBBORN)
+    shell = (
+        '"$0" -m trialogue chat oracle stubborn.py; echo "status $?"; '
+        'while read -r line; do echo "SHELL <$line>"; done'
+    )
+    child = pexpect.spawn(
+        "bash",
+        ["-c", shell, sys.executable],
+        cwd=str(folder),
+        env={**os.environ, "TERM": "dumb"},
+        encoding="utf-8",
+        timeout=30,
+        dimensions=(50, 150),
+    )
+    try:
+        child.expect_exact("user> ")
+        child.sendline("Cancel my order.")
+        for line in ("Are you there?", "rm -rf orders", "Hello?"):
+            child.sendline(line)
+        child.expect(r'· find_orders phone="555-0106" → (\[\{"order_id":"A108"[^\r\n]*…)\r\n')
+        assert len(child.match[0]) < 150  # one line of the terminal
+        for _ in range(10):
+            child.expect_exact("· cancel_order order_id=\"A999\" → Error: orders has no 'A999'")
+        child.expect_exact("ended by max_turns after 23 turns")
+        child.expect_exact("the last 10 calls were")
+        child.expect_exact("(limits.tool_errors)")
+        child.expect_exact("what was typed after the conversation had ended is dropped")
+        child.expect_exact("status 0")
+        child.sendline("from now on")
+        child.expect_exact("SHELL <")
+        assert child.expect_exact(["from now on>", "Are you there?", "rm -rf", "Hello?"]) == 0
+    finally:
+        child.close(force=True)
+
+
+def test_a_player_does_not_see_the_agents_calls(start) -> None:
+    terminal = start("--as", "user", "--task", "cancel-3", "--agent", "gold")
+    terminal.type("user", "Please cancel A108.")
+    terminal.child.expect_exact("AGENT It is done.")
+    assert "· cancel_order" not in terminal.child.before
+    terminal.type("user", "Thank you. ###STOP###")
+    terminal.child.expect_exact("ended by user_stop after 5 turns: the user said")
+
+
+@pytest.mark.parametrize(
+    ("end", "last", "told"),
+    [
+        ("agent_stop", "call", "the agent called transfer_to_human"),
+        ("max_turns", "call", "30 user messages and tool results are allowed (limits.observations)"),
+        ("too_long", "length", "the agent's reply was cut off at 1024 tokens (limits.reply_tokens)"),
+        ("too_long", "stop", "the conversation is longer than 32768 tokens (limits.context_tokens)"),
+        ("error", "stop", ""),
+    ],
+)
+def test_why_a_conversation_ended(bakery: Domain, end: str, last: str, told: str) -> None:
+    said = Turn(side="agent", message=Message(role="assistant", content="Well"), finish="stop")
+    if last == "length":
+        said = said.model_copy(update={"finish": "length"})
+    turns = [said]
+    if last == "call":
+        made = ToolCall(id="c", name="transfer_to_human", arguments={"topic": "other"})
+        turns = [Turn(side="agent", message=Message(role="assistant", tool_calls=(made,)))]
+        turns += [Turn(side="agent", message=Message(role="tool", content="ok", tool_call_id="c"))] * 30
+    task = find_task(bakery, "cancel-3")
+    trajectory = Trajectory(id="a", task=task, turns=tuple(turns), end=end)
+    assert explain_end(trajectory, bakery, Limits()) == told

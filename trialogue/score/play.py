@@ -12,6 +12,7 @@ from trialogue.config import EvalConfig
 from trialogue.errors import ConfigError, TrialogueError
 from trialogue.score.evaluate import find_tasks
 from trialogue.score.reward import grade, regrade
+from trialogue.talk.conversation import explain_end
 from trialogue.talk.find import equip, find_model
 from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model, close_source
@@ -25,9 +26,10 @@ from trialogue.world.domain import Domain
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A conversation a person took part in, and what it changed."""
+    """A conversation a person took part in, why it ended, and what it changed."""
 
     trajectory: Trajectory
+    ended: str
     changes: list[Change]
 
     def to_data(self) -> dict[str, Any]:
@@ -81,18 +83,21 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     def sit(task: Task, seed: int) -> Model:
         return person
 
-    agent, user = (sit, opposite) if person.side == "agent" else (opposite, sit)
+    watched = person.watch(opposite)
+    agent, user = (sit, watched) if person.side == "agent" else (watched, sit)
     try:
         trajectory = await attempt(
             domain, task, 0, 0, agent, user, limits=config.limits, seed=config.seed, grade=grade
         )
     finally:
         await close_source(opposite)
+    person.show_calls(trajectory.turns)
     person.show(Party(person.side, person, "", {}).sees(trajectory.turns))
     environment = domain.open(task)
+    ended = explain_end(trajectory, domain, config.limits)
     if environment.remote:
-        return Played(trajectory, [])
+        return Played(trajectory, ended, [])
     again, _ = regrade(trajectory, environment)
     if iscoroutine(again):  # a judge has spoken already; here only what was changed is of interest
         again.close()
-    return Played(trajectory, environment.difference())
+    return Played(trajectory, ended, environment.difference())

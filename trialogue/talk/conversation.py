@@ -146,6 +146,32 @@ def is_too_long(turn: Turn, limits: Limits) -> bool:
     return turn.usage is not None and turn.usage.length > limits.context_tokens
 
 
+def explain_end(trajectory: Trajectory, domain: Domain, limits: Limits) -> str:
+    """Why the conversation ended, in words; empty where it failed, for then its error says so."""
+    turns = trajectory.turns
+    said = next((turn for turn in reversed(turns) if turn.message.role != "tool"), None)
+    last = [turn.failed for turn in turns if turn.message.role == "tool"][-limits.tool_errors :]
+    match trajectory.end:
+        case "user_stop" | "agent_stop" if said is not None and said.message.tool_calls:
+            return f"the {said.side} called {said.message.tool_calls[-1].name}"
+        case "user_stop":
+            return f"the user said {domain.stop_tokens[0]}" if domain.stops is None else "the user ended it"
+        case "agent_stop":
+            return "the agent ended it"
+        case "max_turns" if domain.is_over is not None:
+            return "it reached the domain's own limit"
+        case "max_turns" if all(last) and len(last) == limits.tool_errors:
+            return f"the last {limits.tool_errors} calls were refused or malformed (limits.tool_errors)"
+        case "max_turns":
+            return f"{limits.observations} user messages and tool results are allowed (limits.observations)"
+        case "too_long" if said is not None and said.finish == "length":
+            return f"the agent's reply was cut off at {limits.reply_tokens} tokens (limits.reply_tokens)"
+        case "too_long":
+            return f"the conversation is longer than {limits.context_tokens} tokens (limits.context_tokens)"
+        case _:
+            return ""
+
+
 _QUOTES = tuple("\"'`\u2018\u201c\u201e\u00ab<([{")
 
 

@@ -7,14 +7,17 @@ interrupts whatever the person was part of, as Ctrl-C does.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import re
+import select
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -22,6 +25,7 @@ from rich.text import Text
 
 from trialogue.activity import silence
 from trialogue.messages import ToolCall
+from trialogue.talk.model import Model, ModelSource
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import Domain
@@ -48,10 +52,14 @@ class HumanModel:
     """Reads one line, showing a prompt; raises EOFError at the end of the input."""
     note: str = ""
     """What the person has to know of the other side before it begins."""
+    shows_calls: bool = False
+    """Whether the person sees the other side's tool calls, each on one line."""
     left: bool = False
     """Whether the person left of their own accord."""
     _shown: int = 0
     _calls: int = 0
+    _answered: int = 0
+    """How many of the other side's tool results have been shown."""
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
         known = {tool.name: tool for tool in tools}
@@ -76,6 +84,25 @@ class HumanModel:
             elif not self._shown and message.content and not message.tool_calls:  # said before we came
                 self._print(f"{self.side.upper():5} ", message.content, COLOURS[self.side])
         self._shown = len(turns)
+
+    def watch(self, source: ModelSource) -> ModelSource:
+        """The other side's models, whose calls are shown here as they are answered."""
+        return lambda task, seed: _Watched(source(task, seed), self)
+
+    def show_calls(self, turns: Sequence[Turn]) -> None:
+        """Print the other side's calls that have been answered since the last time, a line for each."""
+        if not self.shows_calls:
+            return
+        theirs = [turn for turn in turns if turn.side != self.side]
+        calls = {call.id: call for turn in theirs for call in turn.message.tool_calls}
+        results = [turn for turn in theirs if turn.message.role == "tool"]
+        for turn in results[self._answered :]:
+            call = calls.get(turn.message.tool_call_id or "")
+            given = "" if call is None else _to_words(call.arguments)
+            made = f"{'?' if call is None else call.name} {given}".strip()
+            line = f"{fold(made, self.console.width // 2)} → {turn.message.content}"
+            self._print("· ", fold(line, self.console.width - 4), "red" if turn.failed else "bright_black")
+        self._answered = len(results)
 
     async def _next_line(self) -> str:
         try:
@@ -158,6 +185,33 @@ class HumanModel:
         self.console.print(shown, soft_wrap=True)
 
 
+class _Watched:
+    """A model whose tool calls a person is shown."""
+
+    def __init__(self, model: Model, person: HumanModel) -> None:
+        self._model, self._person = model, person
+
+    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
+        self._person.show_calls(turns)
+        return await self._model.reply(turns, tools)
+
+
+def _to_words(arguments: dict[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+
+
+def fold(text: str, width: int) -> str:
+    """A text on one line of this width.
+
+    >>> fold("two lines,\\nof which the second is long", 20)
+    'two lines, of which…'
+    """
+    line = " ".join(text[: 4 * width].split())
+    return line if len(line) <= width and len(text) <= 4 * width else f"{line[: max(width - 1, 0)]}…"
+
+
 def ask_aside(prompt: str) -> str:
     """Read a line with the prompt on standard error, where standard output belongs to a result."""
     print(prompt, end="", file=sys.stderr, flush=True)
@@ -226,6 +280,7 @@ async def _in_thread(read: Callable[[], str]) -> str:
             loop.call_soon_threadsafe(settle, line, error)
 
     restore = _terminal_state()
+    _drop_at_exit()
     threading.Thread(target=work, daemon=True).start()
     try:
         return await answer
@@ -250,6 +305,23 @@ def _terminal_state() -> Callable[[], None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, state)
 
     return restore
+
+
+@cache
+def _drop_at_exit() -> None:
+    atexit.register(_drop_typed)
+
+
+def _drop_typed() -> None:
+    """Drop what was typed and not read: the shell would run it as commands."""
+    if not sys.stdin.isatty():
+        return
+    with suppress(ImportError):
+        import termios
+
+        if select.select([sys.stdin], [], [], 0)[0]:
+            print("what was typed after the conversation had ended is dropped", file=sys.stderr)
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 class _completion:  # noqa: N801 - reads as a verb phrase: with _completion(tools)

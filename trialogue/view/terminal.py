@@ -119,8 +119,10 @@ def _add_row(table: Table, name: str, figures: dict[str, Any], hats: list[str]) 
     )
 
 
-def show_why(trajectory: Trajectory, changes: Sequence[tuple[str, Any, Any]], console: Console) -> None:
-    """Why a conversation got its reward: the parts, the evidence, and what changed in the database."""
+def show_why(
+    trajectory: Trajectory, ended: str, changes: Sequence[tuple[str, Any, Any]], console: Console
+) -> None:
+    """Why a conversation ended and got its reward: the parts, the evidence, what changed in the database."""
     reward = trajectory.reward
     lines: list[tuple[str, str]] = []
     if reward is None:
@@ -136,7 +138,8 @@ def show_why(trajectory: Trajectory, changes: Sequence[tuple[str, Any, Any]], co
         lines += [(f"    - {_value(before)}", "red"), (f"    + {_value(after)}", "green")]
     if not changes:
         lines.append(("changed: nothing", "bold"))
-    lines.append((f"ended by {trajectory.end} after {len(trajectory.turns)} turns", "bright_black"))
+    why = f": {ended}" if ended else ""
+    lines.append((f"ended by {trajectory.end} after {len(trajectory.turns)} turns{why}", "bright_black"))
     text = Text("\n").join(Text(line, style=style) for line, style in lines)
     title = "no reward" if reward is None else f"reward {reward.value:.2f}"
     console.print(Panel(text, title=title, title_align="left", expand=False))
