@@ -190,7 +190,7 @@ def test_wrong_usage_ends_with_2(folder: Path, words: list[str], expected: str) 
 def test_score_reproduces_every_reward(folder: Path) -> None:
     for agent in ("oracle", "naive"):
         result = ask(folder, "eval", "bakery", "--agent", agent, "--split", "all", f"run.name={agent}")
-        rows = ask(folder, "score", result["run"])
+        rows = ask(folder, "score", result["run"], "--domain", "bakery")
         recorded = [json.loads(line) for line in read_lines(folder / result["run"])]
         assert {row["id"]: row["reward"] for row in rows} == {
             line["id"]: line["reward"]["value"] for line in recorded
@@ -200,7 +200,7 @@ def test_score_reproduces_every_reward(folder: Path) -> None:
     line = json.loads(file.read_text().splitlines()[0])
     line["reward"]["value"] = 1.0
     file.write_text(json.dumps(line) + "\n")
-    done = run(folder, "score", str(file))
+    done = run(folder, "score", str(file), "--trust")
     assert done.returncode == 1
     assert "DIFFERS from the record" in done.stdout
 
@@ -284,7 +284,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path) -> None:
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 130, errors
-    assert "trialogue eval --resume runs/cut" in errors
+    assert "trialogue eval --resume runs/cut --trust\n" in errors
     assert "Traceback" not in errors
     about = json.loads((folder / "runs" / "cut" / "run.json").read_text())
     assert about["state"] == "stopped"
@@ -296,7 +296,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path) -> None:
     with file.open("a") as half:  # a line cut off by a crash is dropped
         half.write('{"id": "cut off')
 
-    resumed = ask(folder, "eval", "--resume", "runs/cut")
+    resumed = ask(folder, "eval", "slow.py", "--resume", "runs/cut")
     assert read_lines(folder / "runs" / "cut") == read_lines(folder / "runs" / "whole")
     assert without_time(resumed) == without_time(whole)
 
@@ -321,7 +321,7 @@ def test_resuming_a_finished_run_holds_nothing_again(folder: Path) -> None:
     ("words", "status", "expected"),
     [
         (["eval", "--resume", "runs/one", "--seed", "1"], 2, "a resumed run keeps its own"),
-        (["rollout", "--resume", "runs/one"], 1, "is a run of kind 'eval', not 'rollout'"),
+        (["rollout", "bakery", "--resume", "runs/one"], 1, "is a run of kind 'eval', not 'rollout'"),
         (["eval", "--resume", "bakery"], 1, "is no run directory"),
         (
             ["eval", "--resume", "runs"],
@@ -356,7 +356,7 @@ def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
     assert ask(folder, *words)["reward"] == 1
     done = run(folder, "eval", "bakery", "--agent", "human", "run.name=left")
     assert done.returncode == 130
-    assert "trialogue eval --resume runs/left" in done.stderr
+    assert "trialogue eval --resume runs/left --trust" in done.stderr
 
 
 class Endpoint(BaseHTTPRequestHandler):

@@ -11,7 +11,18 @@ import click
 
 from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
 from trialogue.cli_learn import learn
-from trialogue.cli_options import DATA, JSON, SETTINGS, Whole, print_json, to_chat, to_config, to_usage_error
+from trialogue.cli_options import (
+    DATA,
+    JSON,
+    SETTINGS,
+    TRUST,
+    Whole,
+    print_json,
+    to_chat,
+    to_config,
+    to_resume,
+    to_usage_error,
+)
 from trialogue.cli_users import users_verb
 
 FOR_PEOPLE = {"chat", "play", "review", "view"}
@@ -201,6 +212,8 @@ def _evaluate(
     settings: tuple[str, ...],
     file: str | None,
     given: dict[str, Any],
+    *,
+    trust: bool,
 ) -> None:
     import asyncio
 
@@ -210,7 +223,7 @@ def _evaluate(
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_progress, show_result, tell_failed
 
-    config = to_config(EvalConfig, domain, settings, file, given, resume)
+    config = to_config(EvalConfig, domain, settings, file, given, resume, trust=trust)
     run: list[Path] = []
     try:
         with show_progress(quiet=as_json or "human" in (config.agent.model, config.user.model)):
@@ -218,13 +231,13 @@ def _evaluate(
             result = asyncio.run(evaluate(config, kind=kind, resume=resumed, started=run.append))
     except BudgetError as error:
         click.echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
-        click.echo(f"  trialogue {kind} --resume {run[0]} budget.usd=… or budget.tokens=…", err=True)
+        click.echo(f"  {to_resume(kind, run[0], config)} budget.usd=… or budget.tokens=…", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         if not run:
             raise
         click.echo(f"stopped; what was finished is in {run[0]}. Go on with:", err=True)
-        click.echo(f"  trialogue {kind} --resume {run[0]}", err=True)
+        click.echo(f"  {to_resume(kind, run[0], config)}", err=True)
         sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
@@ -250,6 +263,7 @@ def _eval_options(function: Any) -> Any:
         DATA,
         click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings."),
         click.option("--resume", metavar="RUN", help="Go on with a run directory, with its own settings."),
+        TRUST,
         JSON,
     ]
     for option in reversed(options):
@@ -264,6 +278,7 @@ def eval_verb(
     settings: tuple[str, ...],
     file: str | None,
     resume: str | None,
+    trust: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -273,7 +288,7 @@ def eval_verb(
     trialogue eval shop --agent oracle --user agenda --split test --tasks 100
     trialogue eval shop --agent openai:gpt-4.1 --user openai:gpt-4.1 limits.observations=40
     """
-    _evaluate("eval", as_json, resume, domain, settings, file, given)
+    _evaluate("eval", as_json, resume, domain, settings, file, given, trust=trust)
 
 
 @main.command("rollout")
@@ -283,11 +298,12 @@ def rollout_verb(
     settings: tuple[str, ...],
     file: str | None,
     resume: str | None,
+    trust: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Hold conversations and write them down: as eval does, for collecting data rather than a score."""
-    _evaluate("rollout", as_json, resume, domain, settings, file, given)
+    _evaluate("rollout", as_json, resume, domain, settings, file, given, trust=trust)
 
 
 # -- looking at what was recorded --------------------------------------------------------------------------
@@ -295,11 +311,14 @@ def rollout_verb(
 
 @main.command("score")
 @click.argument("path", type=click.Path())
-@click.option("--domain", help="The domain, where the file does not name one that can be found.")
+@click.option("--domain", help="The domain, where it is not built in, or is another now.")
 @click.option("--benchmark", help="Grade what a benchmark's own code recorded, such as tau2:retail.")
+@TRUST
 @DATA
 @JSON
-def score_verb(path: str, domain: str | None, benchmark: str | None, data: str | None, as_json: bool) -> None:
+def score_verb(
+    path: str, domain: str | None, benchmark: str | None, trust: bool, data: str | None, as_json: bool
+) -> None:
     """Grade recorded conversations again, from a run directory or a JSONL file alone."""
     from trialogue.errors import RunError
     from trialogue.run import refuse_missing
@@ -319,7 +338,7 @@ def score_verb(path: str, domain: str | None, benchmark: str | None, data: str |
         return
     from trialogue.score.rescore import rescore
 
-    rows = rescore(Path(path), domain, data)
+    rows = rescore(Path(path), domain, data, trust=trust)
     if not rows:
         raise RunError(f"{path} holds no conversation to grade")
     if as_json:
@@ -339,9 +358,15 @@ def score_verb(path: str, domain: str | None, benchmark: str | None, data: str |
 @SETTINGS
 @click.option("--side", type=click.Choice(["agent", "user"]), help="Whose turns are learned.")
 @click.option("--resume", metavar="RUN", help="Go on with a run directory.")
+@TRUST
 @JSON
 def sft_verb(
-    file: str | None, settings: tuple[str, ...], side: str | None, resume: str | None, as_json: bool
+    file: str | None,
+    settings: tuple[str, ...],
+    side: str | None,
+    resume: str | None,
+    trust: bool,
+    as_json: bool,
 ) -> None:
     """Fine-tune a model on recorded conversations, or on those of a domain's oracle.
 
@@ -353,15 +378,18 @@ def sft_verb(
     from trialogue.learn.sft import sft
 
     extra = [] if side is None else [f"sft.side={side}"]
-    learn(sft, SftConfig, file, (*extra, *settings), resume, as_json)
+    learn(sft, SftConfig, file, (*extra, *settings), resume, as_json, trust=trust)
 
 
 @main.command("train")
 @click.argument("file", required=False, metavar="[CONFIG]")
 @SETTINGS
 @click.option("--resume", metavar="RUN", help="Go on with a run directory.")
+@TRUST
 @JSON
-def train_verb(file: str | None, settings: tuple[str, ...], resume: str | None, as_json: bool) -> None:
+def train_verb(
+    file: str | None, settings: tuple[str, ...], resume: str | None, trust: bool, as_json: bool
+) -> None:
     """Train an agent by reinforcement learning with a user in the loop.
 
     \b
@@ -371,7 +399,7 @@ def train_verb(file: str | None, settings: tuple[str, ...], resume: str | None, 
     from trialogue.config import TrainConfig
     from trialogue.learn.train import train
 
-    learn(train, TrainConfig, file, settings, resume, as_json)
+    learn(train, TrainConfig, file, settings, resume, as_json, trust=trust)
 
 
 @main.command("export")
@@ -406,6 +434,7 @@ def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str
 @click.argument("domain", required=False)
 @SETTINGS
 @click.option("--seed", type=int, help="Seed of every random choice.")
+@TRUST
 @JSON
 @click.pass_context
 def chat_verb(
@@ -414,13 +443,14 @@ def chat_verb(
     domain: str | None,
     settings: tuple[str, ...],
     seed: int | None,
+    trust: bool,
     as_json: bool,
 ) -> None:
     """Talk to a trained agent as the user: RUN is a run directory or a folder of weights. The DOMAIN is the
     one it has learned in, or shop."""
     ctx.invoke(
         play_verb,
-        **to_chat(run, domain, settings),
+        **to_chat(run, domain, settings, trust=trust),
         side="user",
         task=None,
         as_json=as_json,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import DATA, JSON, SETTINGS, Whole, print_json, to_config
+from trialogue.cli_options import DATA, JSON, SETTINGS, TRUST, Whole, print_json, to_config, to_resume
 
 
 @click.command("draft")
@@ -70,12 +70,14 @@ def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: A
 @DATA
 @click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings.")
 @click.option("--resume", metavar="RUN", help="Go on with a run directory, with its own settings.")
+@TRUST
 @JSON
 def synthesize_verb(
     domain: str | None,
     settings: tuple[str, ...],
     file: str | None,
     resume: str | None,
+    trust: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -93,7 +95,7 @@ def synthesize_verb(
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_corpus, show_progress
 
-    config = to_config(SynthesizeConfig, domain, settings, file, given, resume)
+    config = to_config(SynthesizeConfig, domain, settings, file, given, resume, trust=trust)
     run: list[Path] = []
     try:
         with show_progress(quiet=as_json):
@@ -101,12 +103,12 @@ def synthesize_verb(
             result = asyncio.run(synthesize(config, resume=resumed, started=run.append))
     except BudgetError as error:
         click.echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
-        click.echo(f"  trialogue synthesize --resume {run[0]} budget.usd=… or budget.tokens=…", err=True)
+        click.echo(f"  {to_resume('synthesize', run[0], config)} budget.usd=… or budget.tokens=…", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         if not run:
             raise
-        click.echo(f"stopped; go on with: trialogue synthesize --resume {run[0]}", err=True)
+        click.echo(f"stopped; go on with: {to_resume('synthesize', run[0], config)}", err=True)
         sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
@@ -122,8 +124,9 @@ def synthesize_verb(
 @click.argument("path", type=click.Path(exists=True))
 @click.option("--rejected", is_flag=True, help="Those that were rejected, to take some of them in after all.")
 @click.option("--by", help="Who decides; your name on this machine otherwise.")
+@TRUST
 @JSON
-def review_verb(path: str, rejected: bool, by: str | None, as_json: bool) -> None:
+def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json: bool) -> None:
     """Decide about conversations yourself: accept, reject, annotate. PATH is a synthesis run or a JSONL file.
 
     A person has the last word. The corpus of a run is written anew when you stop.
@@ -132,6 +135,7 @@ def review_verb(path: str, rejected: bool, by: str | None, as_json: bool) -> Non
 
     from rich.console import Console
 
+    from trialogue.learn.synthesize import decide_again, read_decided
     from trialogue.run import read_trajectories
     from trialogue.score.review import Verdicts, review, write_reviewed
     from trialogue.talk.human import ask_aside
@@ -139,6 +143,8 @@ def review_verb(path: str, rejected: bool, by: str | None, as_json: bool) -> Non
 
     place = Path(path)
     is_run = place.is_dir()
+    if is_run:  # what is refused is refused before a person has decided anything
+        read_decided(place, trust=trust)
     file = place / ("rejected.jsonl" if rejected else "accepted.jsonl") if is_run else place
     items = list(read_trajectories(file))
     console = Console(stderr=as_json)
@@ -154,10 +160,9 @@ def review_verb(path: str, rejected: bool, by: str | None, as_json: bool) -> Non
         line = f"{decided} decided; accepted {result['accepted']}, rejected {result['rejected']}"
         print_json({"decided": decided, **result}) if as_json else click.echo(line)
         return
-    from trialogue.learn.synthesize import decide_again
     from trialogue.view.report import write_report
 
-    result = decide_again(place)
+    result = decide_again(place, trust=trust)
     write_report(place)
     if as_json:
         print_json({"decided": decided, **result})

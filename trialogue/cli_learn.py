@@ -8,11 +8,18 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import print_json, to_config
+from trialogue.cli_options import print_json, to_config, to_resume, with_trust
 
 
 def learn(
-    verb: Any, kind: Any, file: str | None, settings: tuple[str, ...], resume: str | None, as_json: bool
+    verb: Any,
+    kind: Any,
+    file: str | None,
+    settings: tuple[str, ...],
+    resume: str | None,
+    as_json: bool,
+    *,
+    trust: bool,
 ) -> None:
     import asyncio
     from contextlib import closing
@@ -24,7 +31,7 @@ def learn(
 
     if file is not None and "=" in file:
         settings, file = (file, *settings), None
-    config = to_config(kind, None, settings, file, {}, resume)
+    config = to_config(kind, None, settings, file, {}, resume, trust=trust)
     if int(os.environ.get("RANK", "0")) and "LOCAL_RANK" in os.environ:  # torchrun's others
         from trialogue.learn.checkpoint import follow
 
@@ -50,7 +57,7 @@ def learn(
             path = asyncio.run(verb(config, resume=resumed, watch=watch, started=started))
     except KeyboardInterrupt:
         if run:
-            again = f"trialogue {verb.__name__} --resume {run[0]}"
+            again = to_resume(verb.__name__, run[0], config)
             click.echo(f"stopped at once; go on from the last checkpoint, if any, with: {again}", err=True)
         raise
     write_report(path)
@@ -65,7 +72,7 @@ def learn(
     if as_json:
         print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
     elif state == "stopped":
-        click.echo(f"stopped and saved; go on with: trialogue {verb.__name__} --resume {path}")
+        click.echo(f"stopped and saved; go on with: {to_resume(verb.__name__, path, config)}")
     else:
         click.echo(f"model: {path / 'model'}")
         if verb.__name__ == "sft" and config.sft.side == "user":
@@ -74,5 +81,5 @@ def learn(
             levels = config.tasks.levels
             same = "" if levels == type(config.tasks)().levels else f' "tasks.levels={list(levels)}"'
             click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}{same}")
-            click.echo(f"talk to it: trialogue chat {path}")
+            click.echo(f"talk to it: trialogue chat {with_trust(path, config)}")
         click.echo(f"look at it: trialogue view {path}")

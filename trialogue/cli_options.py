@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Callable, Iterable
 from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
 )
 DATA = click.option("--data", help="Folder with a benchmark's data.")
+TRUST = click.option(
+    "--trust", is_flag=True, help="Run the code, and use the endpoints and keys, that the record names."
+)
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 KEYS = {
     "agent": "agent.model",
@@ -52,11 +58,14 @@ def to_config(
     file: str | None,
     given: dict[str, Any],
     resume: str | None = None,
+    *,
+    trust: bool = False,
 ) -> Any:
-    """The configuration asked for; with `resume` the run's own, which nothing else given may contradict."""
+    """The configuration asked for; with `resume` the run's own, which nothing else given may contradict, and
+    which does by itself, unless there is `trust`, nothing that only the caller may choose."""
     from trialogue.config import load_config
     from trialogue.errors import ConfigError
-    from trialogue.run import read_about, read_config, read_learned, read_resumed, refuse_missing
+    from trialogue.run import read_about, read_config, read_learned, refuse_missing
 
     if domain is not None and "=" in domain:
         settings, domain = (domain, *settings), None
@@ -72,17 +81,49 @@ def to_config(
         lengths = own.limits.model_dump(include={"reply_tokens", "context_tokens"})
         known = kind(limits=kind().limits.model_copy(update=lengths))
         return load_config(kind, file, [*overrides, *settings], known)
+    from trialogue.score.resume import read_resumed, refuse_claims
+
     path = Path(resume)
     refuse_missing(path)
     read_about(path)
     if file is not None:
         raise ConfigError(f"a resumed run has its own settings: leave the config file {file} out")
-    return read_resumed(path, load_config(kind, None, [*overrides, *settings], read_config(kind, path)))
+    words = [*overrides, *settings]
+    config = read_resumed(path, load_config(kind, None, words, read_config(kind, path)))
+    if not trust:
+        refuse_claims(path, config, find_keys(words), find_ask())
+    return config
 
 
-def to_chat(run: str, domain: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
+def find_keys(settings: Iterable[str]) -> set[str]:
+    """What some settings are about."""
+    return {setting.partition("=")[0].strip() for setting in settings}
+
+
+def find_ask() -> Callable[[str], bool] | None:
+    """A way to ask whoever sits at the terminal; none where nobody does, or torchrun has started several."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()) or "LOCAL_RANK" in os.environ:
+        return None
+    return lambda question: click.confirm(question, default=False, err=True)
+
+
+def to_resume(verb: str, run: Path, config: Any) -> str:
+    """The command that goes on with a run of the caller's own."""
+    return f"trialogue {verb} --resume {with_trust(run, config)}"
+
+
+def with_trust(run: Path, config: Any) -> str:
+    """A run of the caller's own, as a word of a command, with the trust that its settings need."""
+    from trialogue.score.resume import find_claims
+
+    return f"{run} --trust" if find_claims(config) else str(run)
+
+
+def to_chat(run: str, domain: str | None, settings: tuple[str, ...], *, trust: bool) -> dict[str, Any]:
     """Where one talks with a trained agent: in the world of its run, where no other is named."""
+    from trialogue.config import EvalConfig, load_config
     from trialogue.run import WORDS, read_learned, refuse_missing
+    from trialogue.score.resume import refuse_claims
 
     if run not in WORDS and ":" not in run:
         refuse_missing(Path(run))
@@ -94,6 +135,11 @@ def to_chat(run: str, domain: str | None, settings: tuple[str, ...]) -> dict[str
     simulator: dict[str, Any] = own.model_dump(mode="json").get("simulator", {})
     names = ("model", "base_url", "api_key_env")
     tools = [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator.get(name)]
+    if not trust:
+        world = [f"domain={json.dumps(own.domain)}"]
+        world += [f"data={json.dumps(own.data)}"] if own.data is not None else []
+        config = load_config(EvalConfig, None, [*world, *tools, *settings])
+        refuse_claims(Path(run), config, find_keys(settings), find_ask())
     return {"domain": own.domain, "settings": (*tools, *settings), "data": own.data}
 
 

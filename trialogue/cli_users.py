@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import DATA, JSON, Whole, print_json, to_config
+from trialogue.cli_options import DATA, JSON, TRUST, Whole, print_json, to_config
 
 
 @click.group("users")
@@ -57,17 +57,18 @@ def compare_verb(users: tuple[str, ...], domain: str, file: str | None, as_json:
 
 @users_verb.command("audit")
 @click.argument("path", type=click.Path(exists=True))
-@click.option("--domain", help="The domain, where the file does not name one that can be found.")
+@click.option("--domain", help="The domain, where it is not built in, or is another now.")
+@TRUST
 @DATA
 @JSON
-def audit_verb(path: str, domain: str | None, data: str | None, as_json: bool) -> None:
+def audit_verb(path: str, domain: str | None, trust: bool, data: str | None, as_json: bool) -> None:
     """Say what the users of recorded conversations did wrong, from a run directory or a JSONL file alone.
 
     Exits with 1 where something was found.
     """
     from trialogue.score.compare import audit_file
 
-    rows = audit_file(Path(path), domain, data)
+    rows = audit_file(Path(path), domain, data, trust=trust)
     found = [row for row in rows if row["findings"]]
     if as_json:
         print_json(rows)

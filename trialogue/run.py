@@ -35,17 +35,7 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from trialogue.config import (
-    Budget,
-    C,
-    R,
-    RunSettings,
-    Section,
-    SftConfig,
-    TrainConfig,
-    list_keys,
-    to_config,
-)
+from trialogue.config import C, RunSettings, Section, SftConfig, TrainConfig, to_config
 from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
 from trialogue.errors import ConfigError, RunError, suggest
 from trialogue.index import Entry, to_entry
@@ -329,16 +319,10 @@ def read_config(kind: type[C], path: Path) -> C:
         raise
 
 
-def settle(config: R, kind: Kind, resume: Path | None) -> R:
-    """The settings a run begins or goes on with. The name of a new one must be free, and one that goes on of
-    the right kind: this is asked before anything is loaded."""
-    if resume is not None:
-        if (own := read_about(resume).get("kind")) != kind:
-            raise RunError(f"{resume} is a run of kind '{own}', not '{kind}'")
-        return read_resumed(resume, config)
-    if config.run.name:
-        _refuse_taken(_place(config.run, config.run.name))
-    return config
+def refuse_taken(settings: RunSettings) -> None:
+    """The name of a new run must be free. This is asked before anything is loaded."""
+    if settings.name:
+        _refuse_taken(_place(settings, settings.name))
 
 
 def _place(settings: RunSettings, name: str) -> Path:
@@ -351,27 +335,6 @@ def _place(settings: RunSettings, name: str) -> Path:
 def _refuse_taken(path: Path) -> None:
     if path.exists():
         raise RunError(f"{path} exists; resume it with --resume {path}, or choose another run.name")
-
-
-def read_resumed(path: Path, given: R) -> R:
-    """The settings a run goes on with: its own. What is given beside them must agree, but for a budget, which
-    it may have stopped for, and for more `training.steps`."""
-    own = read_config(type(given), path)
-    asked = own.model_copy(update={name: getattr(given, name) for name in given.model_fields_set})
-    new: dict[str, Any] = {} if asked.budget == Budget() else {"budget": asked.budget}
-    if isinstance(own, TrainConfig) and isinstance(asked, TrainConfig):
-        steps = max(own.training.steps, asked.training.steps)
-        new["training"] = own.training.model_copy(update={"steps": steps})
-    resumed = own.model_copy(update=new)
-    pairs = zip(list_keys(type(own), default=resumed), list_keys(type(own), default=asked), strict=True)
-    wrong = [f"{one.key}={json.dumps(one.default)}" for one, other in pairs if one != other]
-    wrong = [key for key in wrong if not key.startswith("budget.")]
-    if wrong:
-        raise ConfigError(
-            f"a resumed run keeps its own settings, and those of {path} are {', '.join(wrong)}; leave "
-            "yours out (only the budget and more training.steps can be given)"
-        )
-    return resumed
 
 
 _PLACES = ("domain", "data", "model", "otherwise", "examples", "prompt", "personas")

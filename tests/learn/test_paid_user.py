@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from trialogue.config import Budget, SftConfig, TrainConfig
+from trialogue.config import Budget, C, SftConfig, TrainConfig
 from trialogue.errors import BudgetError
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
-from trialogue.run import list_checkpoints, read_about, read_lines, read_trajectories
+from trialogue.run import list_checkpoints, read_about, read_config, read_lines, read_trajectories
 
 _place = Path(__file__).parents[1] / "talk" / "endpoint.py"
 _spec = importlib.util.spec_from_file_location("endpoint", _place)
@@ -35,6 +35,11 @@ def read_conversations(run: Path) -> dict[str, Any]:
         )
         for item in read_trajectories(run)
     }
+
+
+def with_budget(kind: type[C], run: Path, **budget: Any) -> C:
+    """The run's own settings, which allow its endpoint, with another budget."""
+    return read_config(kind, run).model_copy(update={"budget": Budget(**budget)})
 
 
 SHORT: dict[str, Any] = {
@@ -74,7 +79,7 @@ async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
         stopped = await train(short)
         assert read_about(stopped)["state"] == "stopped"
         assert [checkpoint.name for checkpoint in list_checkpoints(stopped)] == ["step-000001"]
-        again = await train(TrainConfig(budget=Budget(usd=1.0)), resume=stopped)
+        again = await train(with_budget(TrainConfig, stopped, usd=1.0), resume=stopped)
         assert read_about(again)["state"] == "finished"
         assert read_conversations(again) == read_conversations(whole)
         paid = sum(line["usd"] for _, line in read_lines(again / "ledger.jsonl"))
@@ -108,7 +113,7 @@ async def test_a_step_the_budget_ends_is_held_once_when_it_goes_on(
         stopped = await train(train_config(**more, run__name="short", budget__tokens=enough))
         assert read_about(stopped)["state"] == "stopped"
         assert [checkpoint.name for checkpoint in list_checkpoints(stopped)] == ["step-000001"]
-        again = await train(TrainConfig(budget=Budget(tokens=1_000_000)), resume=stopped)
+        again = await train(with_budget(TrainConfig, stopped, tokens=1_000_000), resume=stopped)
     ids = [item.id for item in read_trajectories(again)]
     assert len(ids) == len(set(ids)) == 8
     assert read_conversations(again) == read_conversations(whole)
@@ -136,7 +141,7 @@ async def test_a_paid_user_of_fine_tuning_is_counted_and_paid_once(
         short = whole.with_name("short")
         assert read_about(short)["state"] == "stopped"
         assert len(list(read_lines(short / "ledger.jsonl"))) == 1
-        await sft(SftConfig(budget=Budget(tokens=1_000_000)), resume=short)
+        await sft(with_budget(SftConfig, short, tokens=1_000_000), resume=short)
         assert (short / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
         paid = [line["calls"] for _, line in read_lines(short / "ledger.jsonl")]
         assert sum(paid) == sum(line["calls"] for line in lines)

@@ -21,7 +21,7 @@ from trialogue.engine.tiny import train_tokenizer
 from trialogue.errors import ConfigError, TrialogueError
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_rows, to_example_rows
-from trialogue.run import list_checkpoints, read_lines
+from trialogue.run import list_checkpoints, read_config, read_lines
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.templates import COMPACT_TOKENS
 from trialogue.task import Task
@@ -216,7 +216,7 @@ async def test_stopping_and_resuming_changes_nothing(sft_config: Configure) -> N
     parts = await sft(sft_config(**settings, run__name="parts"), watch=interrupt)
     assert json.loads((parts / "run.json").read_text(encoding="utf-8"))["state"] == "stopped"
     assert [path.name for path in list_checkpoints(parts)] == ["step-000002"]
-    await sft(SftConfig(), resume=parts)
+    await sft(read_config(SftConfig, parts), resume=parts)
     assert (parts / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     first, second = (load_file(run / "model" / "model.safetensors") for run in (whole, parts))
     assert all(first[name].equal(second[name]) for name in first)

@@ -181,7 +181,7 @@ async def test_stopping_and_resuming_changes_nothing(
     with (parts / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": stop + 1}) + '\n{"step": 9')
     (parts / "trajectories" / f"step-00000{stop + 1}.jsonl").write_text("{", encoding="utf-8")
-    await train(TrainConfig(), resume=parts)
+    await train(read_config(TrainConfig, parts), resume=parts)
     assert_same(whole, parts)
     assert json.loads((parts / "run.json").read_text(encoding="utf-8"))["state"] == "finished"
 
@@ -204,10 +204,13 @@ def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
     assert (done.exit_code, "leave the config file" in done.output) == (2, True)
     with pytest.raises(ConfigError, match=r"are training.group_size=4"):
         asyncio.run(train(make("parts", training__steps=1, training__group_size=8), resume=parts))
-    done = CliRunner().invoke(main, ["train", "training.steps=2", "--resume", str(parts), "--json"])
+    done = CliRunner().invoke(
+        main, ["train", "training.steps=2", "--trust", "--resume", str(parts), "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert read_config(TrainConfig, parts).training.steps == 2
-    asyncio.run(train(TrainConfig(training=make("parts", training__steps=3).training), resume=parts))
+    more = make("parts", training__steps=3)
+    asyncio.run(train(TrainConfig(domain=more.domain, training=more.training), resume=parts))
     assert_same(whole, parts)
 
 
@@ -246,7 +249,9 @@ def test_a_trained_agent_speaks_where_and_as_it_learned(
     run = Run.create(config.run, "train", config.domain, config, config.seed)
     shutil.copytree(trained / "model", run.path / "model")
     run.close("finished")
-    done = CliRunner().invoke(main, ["chat", str(run.path), "--json"], input="Paint it.\n###STOP###\n")
+    done = CliRunner().invoke(
+        main, ["chat", str(run.path), "--trust", "--json"], input="Paint it.\n###STOP###\n"
+    )
     assert done.exit_code == 0, done.output
     played = json.loads(done.stdout)
     assert (played["trajectory"]["task"]["domain"], played["end"]) == ("wall", "user_stop")
@@ -269,7 +274,7 @@ def test_all_processes_of_a_resumed_run_load_the_runs_own_model(
     monkeypatch.setattr("trialogue.learn.checkpoint.follow", lambda *given: followed.append(given))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    done = CliRunner().invoke(main, ["train", "--resume", str(tmp_path / "runs" / "train")])
+    done = CliRunner().invoke(main, ["train", "--trust", "--resume", str(tmp_path / "runs" / "train")])
     assert (done.exit_code, followed) == (0, [(config.learner, 1, 5)])
     (tmp_path / "other.toml").write_text("seed = 6\n", encoding="utf-8")
     done = CliRunner().invoke(
@@ -292,7 +297,7 @@ async def test_a_damaged_checkpoint_is_left_out(
     weights = bytearray((newest / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (newest / "model.safetensors").write_bytes(weights)
-    await train(TrainConfig(), resume=run)
+    await train(read_config(TrainConfig, run), resume=run)
     assert "step-000003 is damaged and left out: model.safetensors has changed" in caplog.text
     assert_same(whole, run)
 
@@ -331,7 +336,7 @@ def test_control_c_saves_and_the_run_goes_on(train_config: Configure, trained: P
         update={"training": config.training.model_copy(update={"steps": reached + 1})}
     )
     (run / "config.json").write_text(shortened.model_dump_json(), encoding="utf-8")
-    asyncio.run(train(TrainConfig(), resume=run))
+    asyncio.run(train(read_config(TrainConfig, run), resume=run))
     assert [line["step"] for line in read_metrics(run)] == list(range(1, reached + 2))
 
 

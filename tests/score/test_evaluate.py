@@ -14,9 +14,10 @@ import pytest
 from trialogue import ModelError, Reply, RunError, Task, Trajectory
 from trialogue.config import EvalConfig, RunSettings, TrainConfig
 from trialogue.durable import mend
-from trialogue.run import Run, read_about, read_lines, read_trajectories, settle
+from trialogue.run import Run, read_about, read_config, read_lines, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
+from trialogue.score.resume import settle
 from trialogue.talk.model import Model
 from trialogue.talk.scripted import ScriptedModel, call
 
@@ -130,7 +131,7 @@ async def test_every_reward_is_reproduced_from_the_file_alone(config: EvalConfig
     result = await evaluate(config, agent=half_right)
     assert result["ends"] == {"error": 6, "max_turns": 2, "user_stop": 4}
     assert (result["pass^1"], result["tasks"], result["failed"]) == (pytest.approx(2 / 3), 3, 6)
-    rows = rescore(Path(result["run"]))
+    rows = rescore(Path(result["run"]), trust=True)
     assert len(rows) == 12
     assert all(row.same for row in rows)
     assert [row.to_data()["reward"] for row in rows] == [
@@ -161,7 +162,7 @@ async def test_a_changed_record_is_noticed(config: EvalConfig, kind: str) -> Non
     file = Path(result["run"]) / "trajectories" / "eval.jsonl"
     first, *others = read(file)
     file.write_text("".join(json.dumps(line) + "\n" for line in [tamper(first, kind), *others]))
-    rows = rescore(file)
+    rows = rescore(file, trust=True)
     assert [row.same for row in rows] == [False] + [True] * 7
     assert "DIFFERS" in rows[0].to_line()
 
@@ -185,7 +186,7 @@ async def test_a_run_that_was_cut_off_is_gone_on_with(config: EvalConfig) -> Non
         f"t{task}/{trial}" for task in range(4) for trial in range(2)
     )
     assert (again["pass^1"], again["conversations"]) == (whole["pass^1"], whole["conversations"])
-    assert all(row.same for row in rescore(path))
+    assert all(row.same for row in rescore(path, trust=True))
     asked.clear()
     done = await evaluate(config, resume=path, agent=agent)
     assert asked == []
@@ -205,7 +206,8 @@ async def test_a_run_is_gone_on_with_from_another_folder(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    resumed = await evaluate(EvalConfig(), resume=tmp_path / "runs" / "first")
+    run = tmp_path / "runs" / "first"
+    resumed = await evaluate(read_config(EvalConfig, run), resume=run)
     assert resumed["pass^1"] == whole["pass^1"] == 1.0
     assert resumed["conversations"] == 8
 

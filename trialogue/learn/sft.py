@@ -23,8 +23,9 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
 from trialogue.learn.train import evaluate_learner, to_optim
-from trialogue.run import Run, find_files, read_about, read_trajectories, settle
+from trialogue.run import Run, find_files, read_about, read_trajectories
 from trialogue.score.cast import set_up
+from trialogue.score.resume import settle
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource

@@ -34,11 +34,11 @@ from trialogue.run import (
     read_marks,
     read_seconds,
     read_trajectories,
-    settle,
 )
 from trialogue.score.cast import set_up
 from trialogue.score.evaluate import LEDGER_SECONDS
 from trialogue.score.metrics import PriceOf, find_prices
+from trialogue.score.resume import refuse_claims, settle
 from trialogue.score.review import Verdict, Verdicts, judge_all
 from trialogue.score.reward import grade
 from trialogue.score.verify import verify
@@ -383,9 +383,19 @@ def read_spent(path: Path) -> list[dict[str, Any]]:
     return add_up(line for _, line in read_lines(file)) if file.exists() else []
 
 
-def decide_again(path: Path) -> dict[str, Any]:
-    """Work the corpus of a run out anew, after a person has reviewed some of it."""
+def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
+    """The settings of a run whose conversations are decided about. No model is asked, but the domain is
+    loaded: where that runs code of the record's choice, the record has to be trusted."""
     config = read_config(SynthesizeConfig, path)
+    opened = SynthesizeConfig(domain=config.domain, data=config.data, synthesize=config.synthesize)
+    if not trust:
+        refuse_claims(path, opened, can_name=False)
+    return config
+
+
+def decide_again(path: Path, *, trust: bool = False) -> dict[str, Any]:
+    """Work the corpus of a run out anew, after a person has reviewed some of it."""
+    config = read_decided(path, trust=trust)
     domain = dress(find_domain(config.domain, config.data), config.user)
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():

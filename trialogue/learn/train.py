@@ -27,9 +27,10 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
-from trialogue.run import Run, read_lines, settle
+from trialogue.run import Run, read_lines
 from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import find_prices, summarize
+from trialogue.score.resume import settle
 from trialogue.score.reward import grade
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.pace import LOG

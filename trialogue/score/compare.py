@@ -18,7 +18,7 @@ from trialogue.score.evaluate import Progress, evaluate
 from trialogue.score.metrics import SUCCESS, by_task, pass_hats
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.find import find_domain
+from trialogue.world.find import find_domain, find_recorded_domain
 
 
 async def compare_users(
@@ -109,8 +109,11 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(known) if known else None
 
 
-def audit_file(path: Path, domain: str | None = None, data: str | None = None) -> list[dict[str, Any]]:
-    """What the rules find in recorded conversations; failed ones have nothing to look at."""
+def audit_file(
+    path: Path, domain: str | None = None, data: str | None = None, *, trust: bool = False
+) -> list[dict[str, Any]]:
+    """What the rules find in recorded conversations; failed ones have nothing to look at. A domain that only
+    the record names is run as code where the record is trusted."""
     domains: dict[str, Domain] = {}
     rows: list[dict[str, Any]] = []
     for item in counting("auditing users", read_trajectories(path)):
@@ -118,7 +121,9 @@ def audit_file(path: Path, domain: str | None = None, data: str | None = None) -
             continue
         reference = domain or str(item.meta.get("domain") or item.task.domain)
         if reference not in domains:
-            domains[reference] = find_domain(reference, data)
+            domains[reference] = find_recorded_domain(
+                reference, path, data, trust=trust or domain is not None
+            )
         findings = [finding.model_dump() for finding in audit(domains[reference], item)]
         rows.append({"id": item.id, "end": item.end, "findings": findings})
     return rows

@@ -24,10 +24,10 @@ from trialogue.run import (
     read_seconds,
     read_trajectories,
     read_usage,
-    settle,
 )
 from trialogue.score.cast import set_up
 from trialogue.score.metrics import add_judge, find_prices, summarize
+from trialogue.score.resume import settle
 from trialogue.score.reward import grade
 from trialogue.talk.account import add_up, find_price
 from trialogue.talk.find import find_model

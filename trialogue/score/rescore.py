@@ -15,7 +15,7 @@ from trialogue.talk.conversation import settle
 from trialogue.talk.replay import Replay
 from trialogue.trajectory import Reward, Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.find import find_domain
+from trialogue.world.find import find_recorded_domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,12 @@ class Rescored:
         return f"{self.trajectory.id}  {value}  {self.trajectory.end}{note}{reason}"
 
 
-def rescore(path: Path, domain: str | None = None, data: str | None = None) -> list[Rescored]:
+def rescore(
+    path: Path, domain: str | None = None, data: str | None = None, *, trust: bool = False
+) -> list[Rescored]:
     """Carry every recorded call out on a fresh environment and grade what comes of it. What a judge has
-    answered is taken from the run's recording; nobody is asked."""
+    answered is taken from the run's recording; nobody is asked. A domain that only the record names is run as
+    code where the record is trusted."""
     domains: dict[str, Domain] = {}
     run = path if path.is_dir() else path.parent.parent
     judge = Replay(judge_file(run)) if judge_file(run).is_file() else None
@@ -65,7 +68,7 @@ def rescore(path: Path, domain: str | None = None, data: str | None = None) -> l
     for trajectory in counting("grading again", read_trajectories(path)):
         reference = domain or str(trajectory.meta.get("domain") or trajectory.task.domain)
         if reference not in domains:
-            found = find_domain(reference, data)
+            found = find_recorded_domain(reference, path, data, trust=trust or domain is not None)
             domains[reference] = found if judge is None else replace(found, judge=judge)
         try:
             environment = domains[reference].open(trajectory.task)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from trialogue.errors import ConfigError, DomainError, TrialogueError, suggest
+from trialogue.foreign import show_line
 from trialogue.reading import locate
 from trialogue.world.domain import Domain
 
@@ -22,21 +25,51 @@ GROUP = "trialogue.domains"
 arguments that makes one, or, for names such as `tau2:retail`, a function of what stands after the colon."""
 
 
+Loader = Callable[[], Domain]
+
+
 def find_domain(reference: str, data: str | None = None) -> Domain:
     """The domain a reference names; `data` is the folder a benchmark reads from."""
-    if reference == "shop":
-        from trialogue.world.domains.shop import domain
+    load, _ = _find(reference, data)
+    return load()
 
-        return domain
-    path = Path(reference).expanduser()
+
+def find_recorded_domain(
+    reference: str, record: Path, data: str | None = None, *, trust: bool = False
+) -> Domain:
+    """The domain that a conversation in a record names. A record is data: where loading the domain would run
+    code that is neither built in nor installed, the caller has to trust the record."""
+    load, code = _find(reference, data)
+    if code is not None and not trust:
+        raise ConfigError(
+            f"{record} would run {code}: add --domain {shlex.quote(show_line(reference))} to allow it, or "
+            "--trust to allow everything that the record names"
+        )
+    return load()
+
+
+def find_code(reference: str) -> str | None:
+    """What loading a domain runs of its author's code: a file or a module. None for what is built in or
+    installed, and for a scenario, which is only data."""
+    return _find(reference, None)[1]
+
+
+def _find(reference: str, data: str | None) -> tuple[Loader, str | None]:
+    """How the domain is loaded, and what of its author's code that runs."""
+    if reference == "shop":
+        return _load_shop, None
+    try:
+        path = Path(reference).expanduser()
+    except RuntimeError:  # ~name of nobody
+        path = Path(reference)
     if reference and path.exists() and (path.is_dir() or path.suffix == ".py"):
-        return _from_path(path)
+        return _find_at(path)
     name, _, rest = reference.partition(":")
     announced = {point.name: point for point in entry_points(group=GROUP)}
     if name in announced:
-        return _from_entry_point(announced[name], rest, data, reference)
+        return partial(_from_entry_point, announced[name], rest, data, reference), None
     if rest:
-        return _from_module(name, rest, reference)
+        return partial(_from_module, name, rest, reference), f"the module {show_line(name)}"
     if reference and path.is_file():
         raise ConfigError(f"no domain '{reference}': a domain is a folder or a .py file, and this is neither")
     if path.suffix == ".py" or "/" in reference:
@@ -47,6 +80,12 @@ def find_domain(reference: str, data: str | None = None) -> Domain:
         f"no domain '{reference}': it is none of {', '.join(known)}, no path to a folder or .py file, and no "
         f"module:name{suggest(reference, [*known, *folders])}"
     )
+
+
+def _load_shop() -> Domain:
+    from trialogue.world.domains.shop import domain
+
+    return domain
 
 
 def _from_entry_point(point: EntryPoint, rest: str, data: str | None, reference: str) -> Domain:
@@ -71,21 +110,26 @@ def _telling(where: str, folder: Path | None = None) -> Generator[None]:
         raise DomainError(f"{where}: {type(error).__name__}: {error}{place}") from error
 
 
-def _from_path(path: Path) -> Domain:
+def _find_at(path: Path) -> tuple[Loader, str | None]:
+    """A domain in a file or folder: a server's, a scenario, or Python."""
     if not any(path.glob("*.py")) and (path / "server.toml").is_file():
         from trialogue.world.mcp import load_server
 
-        return load_server(path)
+        return partial(load_server, path), f"the server of {show_line(str(path.resolve() / 'server.toml'))}"
     if not any(path.glob("*.py")) and (path / "scenario.json").is_file():
         from trialogue.world.simulated import load_scenario
 
-        return load_scenario(path)
+        return partial(load_scenario, path), None
     file = path / "__init__.py" if path.is_dir() else path
     if path.is_dir() and not file.exists():
         candidates = [path / f"{path.name}.py", path / "domain.py", *sorted(path.glob("*.py"))]
         file = next((candidate for candidate in candidates if candidate.exists()), file)
     if not file.exists():
         raise ConfigError(f"{path} holds no Python file that defines a domain")
+    return partial(_from_file, file, path), show_line(str(file.resolve()))
+
+
+def _from_file(file: Path, path: Path) -> Domain:
     name = f"trialogue_domain_{path.resolve().stem}_{abs(hash(str(file.resolve()))):x}"
     module = sys.modules.get(name)
     if module is None:

@@ -126,10 +126,10 @@ def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judg
     assert "| judge | 3 | 3000 | 30 |" in write_report(run).read_text(encoding="utf-8")
     # Graded again, from the run or from its file, nobody is asked.
     for path in (run, run / "trajectories" / "eval.jsonl"):
-        assert [row.same for row in rescore(path)] == [True] * 3
+        assert [row.same for row in rescore(path, trust=True)] == [True] * 3
     assert judge.asked == len(list(read_lines(judge_file(run)))) == 3
     # Without the recording the verdict cannot be told again, and it is said.
     judge_file(run).unlink()
-    lost = [row for row in rescore(run) if not row.same]
+    lost = [row for row in rescore(run, trust=True) if not row.same]
     assert len(lost) == 2
     assert all("no judge was named" in row.to_line() for row in lost)

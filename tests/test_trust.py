@@ -1,0 +1,391 @@
+"""A record is data: unless the caller says so it runs no code, starts no process and sends no key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from trialogue.cli import main
+from trialogue.cli_options import to_chat
+from trialogue.config import (
+    AuditSettings,
+    EngineChoice,
+    EvalConfig,
+    InDomain,
+    RunSettings,
+    Section,
+    SftConfig,
+    Share,
+    Speaker,
+    SynthesizeConfig,
+    Tasks,
+    TrainConfig,
+    load_config,
+)
+from trialogue.errors import ConfigError
+from trialogue.learn.draft import write_folder
+from trialogue.run import Kind, Run
+from trialogue.score.evaluate import evaluate
+from trialogue.score.resume import find_claims
+from trialogue.world.simulated import Scenario
+
+CONFIGS: dict[Kind, type[Section]] = {
+    "eval": EvalConfig,
+    "rollout": EvalConfig,
+    "sft": SftConfig,
+    "synthesize": SynthesizeConfig,
+    "train": TrainConfig,
+}
+CODE = "from pathlib import Path\nPath({ran!r}).touch()\nfrom trialogue.world.domains.shop import domain\n"
+SECRET = "sk-canary-7777"
+
+
+def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trialogue", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def refused(*words: str) -> str:
+    """The one line with which a verb is refused, in this process: nothing is loaded."""
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2, (words, done.output, done.exception)
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def record(folder: Path, kind: Kind, *settings: str) -> Path:
+    """A run directory as somebody else might send it."""
+    config: Any = load_config(CONFIGS[kind], None, settings)
+    made = Run.create(RunSettings(directory=str(folder), name=kind), kind, config.domain, config, 0)
+    made.add_prompts({"hash": "", "tasks_hash": ""})
+    made.close("stopped")
+    return made.path
+
+
+# -- code ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Path:
+    """Where code beside a record leaves its mark: a folder, a file, a module, a server that is started."""
+    ran = tmp_path / "ran"
+    code = CODE.format(ran=str(ran))
+    (tmp_path / "package").mkdir()
+    for name in ("package/domain.py", "single.py", "module.py"):
+        (tmp_path / name).write_text(code)
+    (tmp_path / "server").mkdir()
+    command = [sys.executable, "-c", f"open({str(ran)!r}, 'w')"]
+    (tmp_path / "server" / "server.toml").write_text(f"command = {json.dumps(command)}\n")
+    (tmp_path / "server" / "policy.md").write_text("Help.\n")
+    return ran
+
+
+PLACES = {
+    "package": "package/domain.py",
+    "single.py": "single.py",
+    "module:domain": "the module module",
+    "server": "server/server.toml",
+}
+"""What a record may name, and what that would run."""
+
+
+@pytest.mark.parametrize(("place", "code"), PLACES.items())
+def test_a_record_that_is_looked_at_runs_no_code(
+    tmp_path: Path, ran: Path, place: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = EvalConfig(tasks=Tasks(count=2), run=RunSettings(name="sent"))
+    asyncio.run(evaluate(settings))
+    file = Path("runs/sent/trajectories/eval.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["meta"]["domain"] = place
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for words in (["score", str(file)], ["score", "runs/sent"], ["users", "audit", "runs/sent"]):
+        told = refused(*words)
+        assert not ran.exists(), words
+        assert code in told
+        assert f"--domain {place} to allow it, or --trust" in told
+    for more in (["--trust"], ["--domain", place]):
+        done = run(tmp_path, "score", "runs/sent", *more)
+        assert ran.exists(), done.stderr
+        if place != "server":  # which answers nothing
+            assert "2 conversations, 2 graded as recorded" in done.stdout, done.stderr
+        ran.unlink()
+
+
+@pytest.mark.parametrize(("place", "code"), PLACES.items())
+def test_a_run_that_goes_on_runs_no_code(
+    tmp_path: Path, ran: Path, place: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in CONFIGS:
+        record(tmp_path, kind, f"domain={place}", "tasks.count=1")
+    for words in (
+        *([kind, "--resume", kind] for kind in CONFIGS),
+        ["chat", "train"],
+        ["review", "synthesize"],
+    ):
+        told = refused(*words)
+        assert not ran.exists(), words
+        assert code in told
+        assert (f"add domain={place} to allow it" in told) == (words[0] != "review")
+        assert "--trust" in told
+    with pytest.raises(ConfigError, match="--trust"):
+        asyncio.run(evaluate(EvalConfig(), resume=Path("eval")))
+    assert not ran.exists()
+    for more in (["--trust"], [f"domain={place}"]):
+        done = run(tmp_path, "eval", "--resume", "eval", *more)
+        assert ran.exists(), done.stderr
+        ran.unlink()
+
+
+def test_other_names_of_code(tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a corpus is held against, a benchmark's folder; control characters are shown."""
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path, "synthesize", 'synthesize.against=["shop/test", "package/test"]')
+    told = refused("synthesize", "--resume", "synthesize")
+    assert "package/domain.py" in told
+    assert """'synthesize.against=["shop/test", "package/test"]'""" in told
+    record(tmp_path, "eval", "domain=bfcl:base", "data=package")
+    assert "would load a benchmark from package: add data=package" in refused("eval", "--resume", "eval")
+    assert "add data=package" in refused("eval", "bfcl:base", "--resume", "eval")
+    monkeypatch.setenv("TRIALOGUE_DATA", "package")
+    assert "no data of bfcl in package" in CliRunner().invoke(main, ["eval", "--resume", "eval"]).stderr
+    name = "a\x1b[2J.py"
+    (tmp_path / name).write_text((tmp_path / "single.py").read_text())
+    record(tmp_path, "train", f"domain={json.dumps(name)}")
+    told = refused("train", "--resume", "train")
+    assert "\x1b" not in told
+    assert "\\x1b[2J.py" in told
+    assert not ran.exists()
+
+
+SCENARIO = Scenario.model_validate(
+    {
+        "summary": "A library.",
+        "tables": {"books": {"fields": {"title": {}}}},
+        "tools": [{"name": "find_book", "description": "Find a book."}],
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["~nobody-9/x", "", "a\0b", "no such", "shop "])
+def test_a_domain_that_is_not_there_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match="no domain"):
+        find_claims(EvalConfig(domain=name))
+
+
+def test_what_is_installed_or_data_is_found_without_asking(tmp_path: Path) -> None:
+    write_folder(tmp_path / "library", "Lend books.", SCENARIO, "A library.", "openai:m")
+    for domain in ("shop", "tau2:retail", "bfcl:base", str(tmp_path / "library")):
+        assert find_claims(EvalConfig(domain=domain)) == []
+
+
+def test_the_command_that_is_printed_goes_on(tmp_path: Path, ran: Path) -> None:
+    """A run of the caller's own: the printed command allows what it needs."""
+    done = run(tmp_path, "eval", "single.py", "--agent", "human", "run.name=left")
+    [line] = [line for line in done.stderr.splitlines() if "--resume" in line]
+    assert line.strip() == "trialogue eval --resume runs/left --trust"
+    done = run(tmp_path, "eval", "shop", "--agent", "human", "run.name=own")
+    assert done.stderr.endswith("trialogue eval --resume runs/own\n")
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """An address, and the keys that were sent to it."""
+    keys: list[str] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            keys.append(self.headers.get("Authorization", ""))
+            body = json.dumps({"error": {"message": "no"}}).encode()
+            self.send_response(401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", keys
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+QUICK = ("tasks.count=1", "rollout.redraws=0", "agent.model=openai:m", "agent.retries=0", "agent.outage=0.0")
+
+
+def test_a_run_that_goes_on_sends_no_key_where_it_says(
+    tmp_path: Path, listener: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-own-7777")
+    address, keys = listener
+    stolen = [f"agent.base_url={address}", "agent.api_key_env=AWS_SECRET_ACCESS_KEY"]
+    record(tmp_path, "eval", *QUICK, *stolen)
+    for more in ([], stolen[:1], stolen[1:]):
+        told = refused("eval", "--resume", "eval", *more)
+        assert f"eval would send the key in AWS_SECRET_ACCESS_KEY to {address}: add " in told
+        assert all((setting in told) == (setting not in more) for setting in stolen)
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY"):
+        asyncio.run(evaluate(EvalConfig(), resume=Path("eval")))
+    assert keys == []
+    for more in (stolen, ["--trust"]):
+        CliRunner().invoke(main, ["eval", "--resume", "eval", *more])
+        assert set(keys) == {f"Bearer {SECRET}"}
+        keys.clear()
+
+
+@pytest.mark.parametrize(("typed", "status"), [("n\n", 2), ("\n", 2), ("y\n", 1)])
+def test_on_a_terminal_one_line_asks(
+    tmp_path: Path, listener: tuple[str, list[str]], typed: str, status: int
+) -> None:
+    address, keys = listener
+    record(tmp_path, "eval", *QUICK, f"agent.base_url={address}")
+    ended, shown = type_at(tmp_path, ["eval", "--resume", "eval"], typed, {"OPENAI_API_KEY": SECRET})
+    assert f"eval would send the key in OPENAI_API_KEY to {address}. Allow it? [y/N]" in shown
+    assert ended == status, shown  # where it is allowed, the endpoint refuses the key
+    assert set(keys) == ({f"Bearer {SECRET}"} if typed == "y\n" else set())
+
+
+def type_at(folder: Path, words: list[str], typed: str, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a verb on a terminal of its own and answer its question."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "trialogue", *words]
+    whole = {**os.environ, "COLUMNS": "300", **environment}
+    with subprocess.Popen(
+        command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=whole, start_new_session=True
+    ) as child:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(ours, 4096):
+                shown += part
+                if typed and b"[y/N]" in shown:
+                    os.write(ours, typed.encode())
+                    typed = ""
+        os.close(ours)
+    return child.returncode, shown.decode()
+
+
+OTHER = "https://other.example/v1"
+MY_KEY = {"model": "openai:m", "api_key_env": "MY_KEY"}
+AT_OTHER = {"model": "openai:m", "base_url": OTHER}
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (EvalConfig(agent=Speaker(**AT_OTHER)), {"agent.base_url"}),
+        (EvalConfig(user=Speaker(**MY_KEY)), {"user.api_key_env"}),
+        (EvalConfig(user=Speaker(model="replay:x", otherwise="openai:m", base_url=OTHER)), {"user.base_url"}),
+        (EvalConfig(agent=Speaker(mix=(Share(model="oracle"), Share(**AT_OTHER)))), {"agent.mix"}),
+        (EvalConfig(judge=Speaker(**AT_OTHER)), {"judge.base_url"}),
+        (EvalConfig(simulator=Speaker(**AT_OTHER)), {"simulator.base_url"}),
+        (EvalConfig(audit=AuditSettings(judge=Speaker(**AT_OTHER))), {"audit.judge.base_url"}),
+        (SynthesizeConfig(judge=Speaker(**MY_KEY)), {"judge.api_key_env"}),
+        (SftConfig(user=Speaker(**AT_OTHER)), {"user.base_url"}),
+        (TrainConfig(audit=AuditSettings(judge=Speaker(**MY_KEY))), {"audit.judge.api_key_env"}),
+        (TrainConfig(engine=EngineChoice(tinker=OTHER)), {"engine.tinker"}),
+        (TrainConfig(engine=EngineChoice(vllm=OTHER)), {"engine.vllm"}),
+        (
+            TrainConfig(engine=EngineChoice(vllm="http://127.0.0.1:8000", vllm_weights="/home/me/model")),
+            {"engine.vllm_weights"},
+        ),
+        (EvalConfig(agent=Speaker(model="openai:m")), set[str]()),
+        (EvalConfig(agent=Speaker(model="openai:m", base_url="http://localhost:8000/v1")), set[str]()),
+        (EvalConfig(agent=Speaker(model="openai:m", base_url="http://localhost.me/v1")), {"agent.base_url"}),
+        (
+            EvalConfig(agent=Speaker(model="openai:m", base_url="http://127.0.0.1@other.example")),
+            {"agent.base_url"},
+        ),
+        (EvalConfig(agent=Speaker(model="oracle", base_url=OTHER)), set[str]()),
+    ],
+)
+def test_every_endpoint_is_named_by_the_caller(
+    config: Section, keys: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TINKER_API_KEY", "TINKER_BASE_URL", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert {key for claim in find_claims(config) for key in claim.settings} == keys
+    assert find_claims(config, keys) == []
+    assert find_claims(config, {key.partition(".")[0] for key in keys}) == []
+
+
+def test_the_environment_names_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    config = EvalConfig(agent=Speaker(model="openai:m", base_url="http://127.0.0.1:8000/v1/"))
+    [claim] = find_claims(config)
+    assert claim.does == "send the key in OPENAI_API_KEY to http://127.0.0.1:8000/v1/"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
+    assert find_claims(config) == []
+
+
+def test_the_world_of_a_run_one_chats_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`chat` takes domain and simulator from the run; what is given besides counts as named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    record(tmp_path, "train", "simulator.model=oracle", f"simulator.base_url={OTHER}")
+    assert f"add simulator.base_url={OTHER}" in refused("chat", "train", "simulator.model=openai:m")
+    own = ("simulator.model=openai:m", "simulator.base_url=http://h")
+    assert to_chat("train", None, own, trust=False)["settings"][-2:] == own
+
+
+CHOSEN_BY_THE_CALLER = {
+    *("TrainConfig.domain", "TrainConfig.data", "Synthesis.against"),
+    *("Speaker.base_url", "Speaker.api_key_env"),
+    *("EngineChoice.tinker", "EngineChoice.vllm", "EngineChoice.vllm_weights"),
+}
+READ_AS_DATA = {
+    *("Speaker.model", "Speaker.otherwise", "Speaker.prompt", "Speaker.personas"),
+    *("SftSettings.examples", "Learner.model"),
+}
+NO_PLACE = {
+    *("Learner.renderer", "Learner.device", "Synthesis.free_text"),
+    *("Tasks.split", "Tasks.families", "Training.eval_split", "SftSettings.eval_split"),
+    *("RunSettings.directory", "RunSettings.name"),  # of a new run
+}
+
+
+def find_texts(kind: type[Section]) -> Iterator[str]:
+    for name, known in kind.model_fields.items():
+        if isinstance(known.annotation, type) and issubclass(known.annotation, Section):
+            yield from find_texts(known.annotation)
+        elif known.annotation in (str, str | None, tuple[str, ...]):
+            owner = "TrainConfig" if name in InDomain.model_fields else kind.__name__
+            yield f"{owner}.{name}"
+
+
+def test_every_text_among_the_settings_has_been_decided_about() -> None:
+    """A new one may name code, an address or a variable: `find_claims` has to know it, then put it here."""
+    found = {text for kind in CONFIGS.values() for text in find_texts(kind)}
+    assert found == CHOSEN_BY_THE_CALLER | READ_AS_DATA | NO_PLACE
