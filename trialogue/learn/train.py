@@ -244,6 +244,13 @@ def choose_tasks(
     return list({task.id: task for task in chosen}.values())
 
 
+def choose_some(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """A uniform sample of tasks, in their order. The first ones alone would be biased: a domain may list its
+    tasks by level."""
+    places = random.Random(seed).sample(range(len(tasks)), min(count, len(tasks)))
+    return [tasks[place] for place in sorted(places)]
+
+
 def find_known(domain: Domain, config: TrainConfig, levels: Sequence[int]) -> list[Task]:
     """Every task of a finite domain that there is to learn from."""
     wanted = config.tasks
@@ -289,7 +296,9 @@ async def hold(
 
     tell(0)
     for draw in range(config.training.redraw_flat_groups + 1):
-        tasks = choose_tasks(domain, config, step, draw, levels)[: config.training.tasks_per_step - len(kept)]
+        missing = config.training.tasks_per_step - len(kept)
+        drawn = choose_tasks(domain, config, step, draw, levels)
+        tasks = choose_some(drawn, missing, derive_seed(config.seed, "redraw", step, draw))
         groups = [
             group
             async for group in rollout(
