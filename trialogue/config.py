@@ -171,11 +171,12 @@ class LossSettings(Section):
 
     name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "grpo"
     """grpo: clipped ratio; dr_grpo: advantages not divided by their spread; dapo: upper clip of its own;
-    gspo: one ratio per conversation; cispo: clipped weights on the log-likelihood; rloo: each conversation
+    gspo: one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; rloo: each conversation
     against the mean of its siblings."""
     reduction: Literal["token", "row", "constant"] = "token"
-    """token: mean over all trained tokens of the step; row: mean within each row, then over rows;
-    constant: sum over tokens divided by rows times `constant`."""
+    """token: mean over all trained tokens of the step; row: mean within each conversation, then over
+    conversations; constant: sum over tokens divided by conversations times `constant`. A conversation whose
+    template rewrote its history, and so is several rows, counts once."""
     constant: float = Field(default=1024.0, gt=0)
     """Divisor of the constant reduction: the longest reply one reckons with."""
     clip_low: float | None = Field(default=None, ge=0)

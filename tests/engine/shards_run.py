@@ -17,7 +17,8 @@ from trialogue.learn.grpo import PolicyLoss
 
 
 def make_rows(step: int) -> list[Row]:
-    """Rows of very different lengths, some with a common beginning, one without anything to train on."""
+    """Rows of very different lengths, some with a common beginning, one without anything to train on; the
+    first three and the last are one conversation."""
     draw = random.Random(step)
     start = [draw.randrange(300) for _ in range(20)]
     rows: list[Row] = []
@@ -25,7 +26,8 @@ def make_rows(step: int) -> list[Row]:
         tokens = start[: draw.choice([1, 20])] + [draw.randrange(300) for _ in range(draw.randrange(2, 60))]
         mask = [int(place > 0 and place % 3 > 0 and number != 3) for place in range(len(tokens))]
         old = [draw.uniform(-7, -5) for _ in tokens]
-        rows.append(Row(tokens, mask, old, [draw.gauss(0, 1)] * len(tokens), [-6.0] * len(tokens)))
+        name = "whole" if number in (0, 1, 2, 6) else ""
+        rows.append(Row(tokens, mask, old, [draw.gauss(0, 1)] * len(tokens), [-6.0] * len(tokens), name))
     return rows
 
 

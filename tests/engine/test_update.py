@@ -139,8 +139,8 @@ async def test_the_batch_tells_rows_turns_and_totals(make_rows, open_engine):
     assert outputs.metrics["smallest_min"] == min(batch.rows for batch in seen)
     assert sum(batch.rows for batch in seen) == len(rows)
     for batch in seen:
-        assert (batch.total_rows, batch.total_tokens) == (len(rows), total)
-        assert torch.equal(batch.row.bincount(minlength=batch.rows), batch.tokens_per_row)
+        assert (batch.total_conversations, batch.total_tokens) == (len(rows), total)
+        assert torch.equal(batch.row.bincount(minlength=batch.rows), batch.conversation_tokens)
         assert torch.allclose(batch.reference_logprobs, batch.old_logprobs - 1)
         assert not batch.entropy.requires_grad
         assert bool((batch.entropy > 0).all())

@@ -118,9 +118,10 @@ def ask_ours(arrays: dict[str, Tensor], settings: LossSettings) -> tuple[float, 
         entropy=torch.zeros(len(row)),
         row=row,
         turns=None,
-        tokens_per_row=chosen.sum(-1),
+        conversation_tokens=chosen.sum(-1),
+        elsewhere=torch.zeros(ROWS),
         rows=ROWS,
-        total_rows=ROWS,
+        total_conversations=ROWS,
         total_tokens=len(row),
     )
     loss, _ = PolicyLoss(settings)(new[chosen], batch)

@@ -41,9 +41,10 @@ def make_batch(
         entropy=torch.full_like(flat, entropy),
         row=row,
         turns=None,
-        tokens_per_row=counts,
+        conversation_tokens=counts,
+        elsewhere=torch.zeros(len(old)),
         rows=len(old),
-        total_rows=len(old),
+        total_conversations=len(old),
         total_tokens=len(flat),
     )
 
@@ -273,7 +274,8 @@ def take(batch: TokenBatch, chosen: Tensor) -> TokenBatch:
         reference_logprobs=None if reference is None else reference[chosen],
         entropy=batch.entropy[chosen],
         row=torch.searchsorted(kept, batch.row[chosen]),
-        tokens_per_row=batch.tokens_per_row[kept],
+        conversation_tokens=batch.conversation_tokens[kept],
+        elsewhere=batch.elsewhere[kept],
         rows=len(kept),
     )
 

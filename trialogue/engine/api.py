@@ -51,7 +51,8 @@ class Row:
     """One training sequence; every list has the length of `tokens`.
 
     mask is 1 where the policy sampled the token (never at position 0, which has nothing before it);
-    logprobs are the sampler's there. `turns` may number the turn each token belongs to.
+    logprobs are the sampler's there. `turns` may number the turn each token belongs to. Rows with the same
+    `id` are one conversation, whose template rewrote its history; a row without an id stands alone.
     """
 
     tokens: list[int]
@@ -61,14 +62,25 @@ class Row:
     reference_logprobs: list[float] | None = None
     id: str = ""
     turns: list[int] | None = None
+    elsewhere: float | None = None
+    """Sum of the log-ratios of the masked tokens in the conversation's other rows, for a loss that needs the
+    ratio of the whole conversation (`trialogue.learn.samples.add_elsewhere`)."""
+
+
+def find_conversations(rows: Sequence[Row]) -> list[list[int]]:
+    """Indices of the rows of each conversation, in the order of its first row."""
+    found: dict[str | int, list[int]] = {}
+    for number, row in enumerate(rows):
+        found.setdefault(row.id or number, []).append(number)
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """The masked tokens of the whole rows of one micro-batch, flat, with totals of the whole call.
 
-    A loss divides by the totals it names (`total_rows`, `total_tokens`), never by local counts: then the
-    losses of micro-batches add up to the loss of the step, however rows were split.
+    A loss divides by `conversation_tokens`, `total_conversations` or `total_tokens`, never by local counts:
+    then the losses of micro-batches add up to the loss of the step, however rows were split.
     """
 
     old_logprobs: Tensor
@@ -77,9 +89,12 @@ class TokenBatch:
     entropy: Tensor  # of the distribution each token was drawn from; carries no gradient
     row: Tensor  # index of the row here (0 … rows-1) each token belongs to
     turns: Tensor | None
-    tokens_per_row: Tensor  # masked tokens of each row here
+    conversation_tokens: Tensor  # for each row here, the masked tokens of its conversation in the whole call
+    elsewhere: (
+        Tensor  # for each row here, `Row.elsewhere`: 0 where it is all of its conversation, else maybe NaN
+    )
     rows: int
-    total_rows: int
+    total_conversations: int
     total_tokens: int
 
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch
+from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch, find_conversations
 from trialogue.engine.attention import Wiring
 from trialogue.engine.logits import LOGITS_AT_ONCE, TokenLogprobs
 from trialogue.engine.prefixes import common_length
@@ -68,8 +67,21 @@ def check_rows(rows: Sequence[Row]) -> None:
         raise EngineError("reference_logprobs and turns must be given for all rows or for none")
 
 
-def gather_tokens(rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy: Tensor) -> TokenBatch:
-    """What a loss is told of the tokens at the wanted positions of rows; totals are of these rows."""
+def gather_tokens(
+    rows: Sequence[Row], masked: Sequence[Sequence[int]], entropy: Tensor, batch: Sequence[int] | None = None
+) -> TokenBatch:
+    """What a loss is told of the masked tokens of a micro-batch: of all rows, or of those at the indices
+    `batch`. Totals are of all rows."""
+    places = range(len(rows)) if batch is None else batch
+    here = [rows[index] for index in places]
+    wanted = [masked[index] for index in places]
+    conversations = find_conversations(rows)
+    sizes, elsewhere = [0] * len(rows), [0.0] * len(rows)
+    for members in conversations:
+        for index in members:
+            known = rows[index].elsewhere
+            sizes[index] = sum(len(masked[member]) for member in members)
+            elsewhere[index] = known if known is not None else nan if len(members) > 1 else 0.0
 
     def flat(lists: Sequence[Sequence[float] | None], dtype: torch.dtype) -> Tensor | None:
         if any(values is None for values in lists):
@@ -80,22 +92,23 @@ def gather_tokens(rows: Sequence[Row], wanted: Sequence[Sequence[int]], entropy:
 
     counts = torch.tensor([len(positions) for positions in wanted], device=entropy.device)
     old, advantages = (
-        flat([row.logprobs for row in rows], torch.float32),
-        flat([row.advantages for row in rows], torch.float32),
+        flat([row.logprobs for row in here], torch.float32),
+        flat([row.advantages for row in here], torch.float32),
     )
     assert old is not None
     assert advantages is not None
     return TokenBatch(
         old_logprobs=old,
         advantages=advantages,
-        reference_logprobs=flat([row.reference_logprobs for row in rows], torch.float32),
+        reference_logprobs=flat([row.reference_logprobs for row in here], torch.float32),
         entropy=entropy,
-        row=torch.arange(len(rows), device=entropy.device).repeat_interleave(counts),
-        turns=flat([row.turns for row in rows], torch.long),
-        tokens_per_row=counts,
-        rows=len(rows),
-        total_rows=len(rows),
-        total_tokens=len(entropy),
+        row=torch.arange(len(here), device=entropy.device).repeat_interleave(counts),
+        turns=flat([row.turns for row in here], torch.long),
+        conversation_tokens=torch.tensor([sizes[index] for index in places], device=entropy.device),
+        elsewhere=torch.tensor([elsewhere[index] for index in places], device=entropy.device),
+        rows=len(here),
+        total_conversations=len(conversations),
+        total_tokens=sum(map(len, masked)),
     )
 
 
@@ -223,7 +236,6 @@ class Update:
         check_rows(rows)
         check_tokens(rows, self.wiring.vocabulary)
         masked = [[position for position, mask in enumerate(row.mask) if mask] for row in rows]
-        total_tokens = sum(map(len, masked))
         # Nothing after the last trained token of a row has a gradient.
         sequences = [
             row.tokens[: places[-1] + 1] if places else [] for row, places in zip(rows, masked, strict=True)
@@ -240,9 +252,7 @@ class Update:
             with self.wiring.using(plan), self._recomputing():
                 logprobs, entropy, places = self._score(plan, wanted, temperature)
                 new = logprobs.index_select(0, places)
-                tokens = gather_tokens([rows[index] for index in batch], wanted, entropy[places])
-                tokens = replace(tokens, total_rows=len(rows), total_tokens=total_tokens)
-                value, found = loss(new, tokens)
+                value, found = loss(new, gather_tokens(rows, masked, entropy[places], batch))
                 (value * scale).backward()
             _add_metrics(metrics, {"loss": value, **found})
             for index, values in zip(batch, new.detach().split([len(p) for p in wanted]), strict=True):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trialogue.config import TrainConfig
+from trialogue.config import LossSettings, TrainConfig
 from trialogue.durable import append
+from trialogue.errors import ConfigError
 from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import SUCCESS, called
 from trialogue.score.reward import grade
@@ -63,6 +64,18 @@ class Holding:
         target = Path(self.folder) / "trajectories" / own
         target.parent.mkdir(parents=True, exist_ok=True)
         append(target, "".join(trajectory.to_json() + "\n" for trajectory in trajectories))
+
+
+def refuse_rows(loss: LossSettings, renderer: str) -> None:
+    """Raise where verl would count a conversation of several rows once for each row."""
+    counted = [f"loss.name={loss.name}"] if loss.name in ("gspo", "rloo") else []
+    counted += [f"loss.reduction={loss.reduction}"] if loss.reduction != "token" else []
+    if counted:
+        raise ConfigError(
+            f"renderer '{renderer}' rewrites earlier turns, so a conversation is several rows, and verl "
+            f"counts each of them as a conversation with {' and '.join(counted)}; set loss.reduction=token "
+            "and a loss.name other than gspo and rloo, or take a renderer that keeps history (without -exact)"
+        )
 
 
 def is_left_out(trajectory: Trajectory) -> bool:

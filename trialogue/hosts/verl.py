@@ -22,7 +22,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, Row, SamplingParams
 from trialogue.errors import ConfigError, EngineError
-from trialogue.hosts.holding import Holding, is_left_out, to_figures
+from trialogue.hosts.holding import Holding, is_left_out, refuse_rows, to_figures
 from trialogue.learn.samples import to_rows
 from trialogue.run import to_timings
 from trialogue.talk.local import LocalModel, Sampling
@@ -58,6 +58,8 @@ class ConversationLoop(AgentLoopBase):
         if is_left_out(trajectory):
             log.warning("%s failed, %s to blame: %s", trajectory.id, trajectory.blame, trajectory.error)
         outputs = to_outputs(trajectory, sizes, self.renderer.stop_tokens[0])
+        if len(outputs) > 1:
+            refuse_rows(self.holding.config.loss, self.renderer.name)
         if "session_id" in row:
             return [] if is_left_out(trajectory) else outputs
         if len(outputs) > 1:

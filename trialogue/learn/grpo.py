@@ -63,7 +63,7 @@ class PolicyLoss:
         old = fixed if settings.importance_cap else batch.old_logprobs
         log_ratio = (new_logprobs - old).clamp(-LOG_BOUND, LOG_BOUND)
         if settings.name == "gspo":
-            log_ratio = _per_row_mean(log_ratio, batch)[batch.row]
+            log_ratio = _conversation_ratio(log_ratio, batch, settings.importance_cap > 0)
         ratio = torch.exp(log_ratio)
         losses, clipped = surrogate(ratio, new_logprobs, batch.advantages, settings)
         if settings.importance_cap:
@@ -112,17 +112,31 @@ def k3(new_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def reduce(losses: Tensor, batch: TokenBatch, settings: LossSettings) -> Tensor:
-    """Sum the tokens' losses into this micro-batch's share of the step's loss."""
+    """Sum the tokens' losses into this micro-batch's share of the step's loss. The unit of `row` and
+    `constant` is a conversation, whatever number of rows it has."""
     if settings.reduction == "token":
         return losses.sum() / batch.total_tokens
     if settings.reduction == "constant":
-        return losses.sum() / (batch.total_rows * settings.constant)
-    return _per_row_mean(losses, batch).sum() / batch.total_rows
+        return losses.sum() / (batch.total_conversations * settings.constant)
+    return (losses / batch.conversation_tokens[batch.row]).sum() / batch.total_conversations
 
 
-def _per_row_mean(values: Tensor, batch: TokenBatch) -> Tensor:
-    sums = values.new_zeros(batch.rows).index_add(0, batch.row, values)
-    return sums / batch.tokens_per_row.clamp(min=1)
+def _conversation_ratio(log_ratio: Tensor, batch: TokenBatch, is_fresh: bool) -> Tensor:
+    """The mean log-ratio of each token's conversation, over all that was sampled in it.
+
+    Its rows may lie in other micro-batches or processes, so what they add is a number. Each token passes the
+    gradient of its own log-ratio: summed over the conversation, whose tokens share an advantage, that is the
+    gradient of the mean. `is_fresh` says that the old weights are the present ones, so that the rest is 0.
+    """
+    fixed = log_ratio.detach()
+    elsewhere = batch.elsewhere.new_zeros(batch.rows) if is_fresh else batch.elsewhere
+    if elsewhere.isnan().any():
+        raise ValueError(
+            "gspo: a conversation has several rows, and the ratio of the others is not known; give rows "
+            "through trialogue.learn.samples.add_elsewhere first"
+        )
+    sums = elsewhere.to(fixed.dtype).index_add(0, batch.row, fixed)
+    return (sums / batch.conversation_tokens.clamp(min=1))[batch.row] + log_ratio - fixed
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from trialogue.engine.api import Row
+from trialogue.engine.api import Row, find_conversations
+from trialogue.learn.grpo import LOG_BOUND
 from trialogue.task import Side
 from trialogue.trajectory import Trajectory
 
@@ -55,3 +56,22 @@ def to_rows(
         Row(row.tokens, row.mask, row.logprobs, row.advantages, id=trajectory.id, turns=row.turns)
         for row in rows
     ]
+
+
+def add_elsewhere(rows: Sequence[Row], known: Sequence[Sequence[float]]) -> list[Row]:
+    """Rows with the log-ratios of their conversation's other rows, by the log-probabilities `known` of all
+    their tokens under the present weights."""
+    sums = [
+        sum(
+            max(-LOG_BOUND, min(LOG_BOUND, new - old))
+            for new, old, mask in zip(logprobs, row.logprobs, row.mask, strict=True)
+            if mask
+        )
+        for row, logprobs in zip(rows, known, strict=True)
+    ]
+    done = list(rows)
+    for members in find_conversations(rows):
+        for index in members:
+            others = sum(sums[member] for member in members if member != index)
+            done[index] = replace(rows[index], elsewhere=others)
+    return done

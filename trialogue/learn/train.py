@@ -18,14 +18,14 @@ from typing import Any
 
 from trialogue.activity import phase
 from trialogue.config import Optimizer, TrainConfig
-from trialogue.engine.api import Engine, OptimParams, Row
+from trialogue.engine.api import Engine, OptimParams, Row, find_conversations
 from trialogue.errors import BudgetError, ConfigError, RunError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.grpo import PolicyLoss, advantages
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
-from trialogue.learn.samples import to_rows
+from trialogue.learn.samples import add_elsewhere, to_rows
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
 from trialogue.run import Run, read_lines
 from trialogue.score.cast import Cast, set_up
@@ -381,12 +381,17 @@ async def update(
     if reference is not None:
         known = await reference.engine.forward(rows, config.training.temperature)
         rows = [replace(row, reference_logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
-    random.Random(derive_seed(config.seed, "rows", step)).shuffle(rows)
-    size = -(-len(rows) // config.training.mini_batches)
+    conversations = find_conversations(rows)
+    random.Random(derive_seed(config.seed, "rows", step)).shuffle(conversations)
+    size = -(-len(conversations) // config.training.mini_batches)
     parts: list[dict[str, float]] = []
-    for first in range(0, len(rows), size):
+    for first in range(0, len(conversations), size):
+        chosen = conversations[first : first + size]
+        part = [rows[index] for members in chosen for index in members]
+        if config.loss.name == "gspo" and not config.loss.importance_cap and len(part) > len(chosen):
+            part = add_elsewhere(part, await engine.forward(part, config.training.temperature))
         outputs = await engine.forward_backward(
-            rows[first : first + size], PolicyLoss(config.loss), temperature=config.training.temperature
+            part, PolicyLoss(config.loss), temperature=config.training.temperature
         )
         optim = to_optim(config.optimizer, step, config.training.steps)
         parts.append(outputs.metrics | await engine.optim_step(optim))
