@@ -171,8 +171,8 @@ class LossSettings(Section):
 
     name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "grpo"
     """grpo: clipped ratio; dr_grpo: advantages not divided by their spread; dapo: upper clip of its own;
-    gspo: one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; rloo: each conversation
-    against the mean of its siblings."""
+    gspo: one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; rloo:
+    each conversation against the mean of its siblings."""
     reduction: Literal["token", "row", "constant"] = "token"
     """token: mean over all trained tokens of the step; row: mean within each conversation, then over
     conversations; constant: sum over tokens divided by conversations times `constant`. A conversation whose
@@ -293,6 +293,9 @@ class CheckSettings(Section):
     """Steps in a row without any signal from which each one warns."""
     broken_steps: int = Field(default=3, ge=1)
     """Steps in a row without a finite gradient, or with failed conversations only, that stop the run."""
+    overfit_evaluations: int = Field(default=3, ge=2)
+    """Evaluations within which training and dev tasks have to part for a warning; a run with fewer never
+    warns."""
 
 
 class StragglerSettings(Section):

@@ -13,6 +13,7 @@ from typing import Any
 from trialogue.config import CheckSettings
 from trialogue.engine.api import Row
 from trialogue.errors import EngineError
+from trialogue.learn.overfit import find_overfit
 from trialogue.trajectory import Group, Trajectory
 
 
@@ -124,6 +125,12 @@ class Checks:
                 f"no group had any signal for {self.streaks['flat']} steps (reward {reward:.2f}): the tasks "
                 f"are {advice}; larger groups, a higher temperature or training.redraw_flat_groups find some",
             )
+
+    def see_evaluations(self, lines: Sequence[Mapping[str, Any]], group_size: int) -> None:
+        """Whether training and dev tasks have parted, by the run's metrics up to an evaluation."""
+        found = find_overfit(lines, group_size, self.settings.overfit_evaluations, self.settings.rewards)
+        if found is not None:
+            self.find("overfit", found)
 
     def _count(self, name: str, happened: bool, what: str) -> None:
         self.streaks[name] = self.streaks[name] + 1 if happened else 0

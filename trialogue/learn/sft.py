@@ -81,7 +81,7 @@ async def sft(
     async def play(step: int) -> None:
         if settings.eval_tasks:
             await evaluate_learner(
-                step, run, domain, learner, Gate(learner.engine), cast_, to_played(config), watch
+                step, run, domain, learner, Gate(learner.engine), cast_, to_played(config), checks, watch
             )
             run.add_ledger(cast_.account.take(), step)
 

@@ -101,7 +101,7 @@ async def train(
             phase("learning", config.training.steps, "steps", first) as seen,
         ):
             if is_due(first, config) and not has_evaluation(run.path, first):
-                await evaluate_learner(first, run, domain, learner, gate, cast, config, watch)
+                await evaluate_learner(first, run, domain, learner, gate, cast, config, checks, watch)
             for step in range(first, config.training.steps):
                 clock = [perf_counter()]
                 admitted = levels[: level + 1] if config.training.curriculum else levels
@@ -149,7 +149,7 @@ async def train(
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 last = step + 1 == config.training.steps or stop
                 if not stop and is_due(step + 1, config):
-                    await evaluate_learner(step + 1, run, domain, learner, gate, cast, config, watch)
+                    await evaluate_learner(step + 1, run, domain, learner, gate, cast, config, checks, watch)
                 if last or (step + 1) % config.training.checkpoint_every == 0:
                     async with gate.closed():  # several processes save together, and then none may sample
                         await checkpoints.save(step + 1, to_facts(step + 1, level, checks, waves))
@@ -219,9 +219,13 @@ def is_due(step: int, config: TrainConfig) -> bool:
 
 def has_evaluation(path: Path, step: int) -> bool:
     """Whether the evaluation after a step is on record: one stopped by Ctrl-C is made up for on resuming."""
+    return any(line.get("kind") == "eval" and line.get("step") == step for line in read_metrics(path))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics so far."""
     file = path / "metrics.jsonl"
-    lines = [line for _, line in read_lines(file)] if file.exists() else []
-    return any(line.get("kind") == "eval" and line.get("step") == step for line in lines)
+    return [line for _, line in read_lines(file)] if file.exists() else []
 
 
 def choose_tasks(
@@ -433,6 +437,7 @@ async def evaluate_learner(
     gate: Gate,
     cast: Cast,
     config: TrainConfig,
+    checks: Checks,
     watch: Watch | None,
 ) -> None:
     """Greedy conversations on tasks it does not learn from: the curve that counts."""
@@ -463,6 +468,9 @@ async def evaluate_learner(
     price = find_prices(config.budget.prices, user=config.user)
     figures = summarize(held, failed, config.seed, price)
     metrics = {"step": step, "kind": "eval", "split": split, **figures}
+    checks.see_evaluations([*read_metrics(run.path), metrics], config.training.group_size)
+    if warnings := checks.collect():
+        metrics["warnings"] = warnings
     run.add_metrics(metrics)
     run.add_timings(step, evaluate=perf_counter() - started)
     async with gate.closed():

@@ -218,7 +218,7 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
             "blame": dict(Counter(entry.blame for entry in entries if entry.blame).most_common()),
             "warnings": [
                 {"step": line["step"], "text": text}
-                for line in steps[-100:]
+                for line in [line for line in records.metrics if "step" in line][-100:]
                 for text in line.get("warnings", ())
             ][-5:],
         },

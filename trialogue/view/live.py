@@ -65,6 +65,7 @@ class Steps:
         self.rewards: list[float] = []
         self.last: dict[str, Any] = {}
         self.passed: tuple[float, float, float] | None = None
+        self.held_out_warnings: list[str] = []
         self.cost = 0.0
         self.failed = 0
         self.changed = 0  # steps that changed the weights
@@ -92,6 +93,8 @@ class Steps:
                 )
             return
         self.step = step
+        if kind == "eval":
+            self.held_out_warnings = list(metrics.get("warnings", ()))
         if kind == "eval" and "pass^1" in metrics:
             self.passed = (metrics["pass^1"], metrics["pass^1_low"], metrics["pass^1_high"])
         elif kind is None:
@@ -202,8 +205,8 @@ class Steps:
         if self.stopping:
             return Text("finishing the step, then saving; ctrl-c again stops now", style="yellow")
         look = f"trialogue view {self.run.parent}" if self.run is not None else "trialogue view"
-        if self.last.get("warnings"):
-            return Text(f"warning: {self.last['warnings'][0]}", style="yellow")
+        if warnings := [*self.last.get("warnings", ()), *self.held_out_warnings]:
+            return Text(f"warning: {warnings[0]}", style="yellow")
         return Text(f"look: {look}        stop: ctrl-c once saves and ends", style="bright_black")
 
 
