@@ -77,9 +77,9 @@ def to_config(
         own = read_learned(agent.model) if agent is not None else None
         if own is None:
             return config
-        # An agent speaks within the lengths it has learned with, where nobody says otherwise.
+        # An agent speaks within the lengths it has learned with, and is read as it was then.
         lengths = own.limits.model_dump(include={"reply_tokens", "context_tokens"})
-        known = kind(limits=kind().limits.model_copy(update=lengths))
+        known = kind(limits=kind().limits.model_copy(update=lengths), renderer=own.renderer)
         return load_config(kind, file, [*overrides, *settings], known)
     from trialogue.score.resume import read_resumed, refuse_claims
 

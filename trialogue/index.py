@@ -14,7 +14,7 @@ from pydantic import Field
 from trialogue.errors import Blame
 from trialogue.messages import Frozen
 from trialogue.task import Side
-from trialogue.trajectory import End, Trajectory
+from trialogue.trajectory import End, Trajectory, count_near_calls
 
 _SHOWN = 100
 """Letters of the first words of the user."""
@@ -51,6 +51,8 @@ class Entry(Frozen):
     turns: int = 0
     refused: int = 0
     """Calls that were refused or malformed."""
+    near_calls: int = 0
+    """Replies that look like tool calls but were not read as calls."""
     tokens: int = 0
     """Tokens the agent sampled."""
     tools: dict[str, int] = Field(default_factory=dict[str, int])
@@ -96,6 +98,7 @@ def to_entry(trajectory: Trajectory, file: str, at: int, length: int) -> Entry:
         advantage=float(advantage) if isinstance(advantage, int | float) else None,
         turns=len(trajectory.turns),
         refused=refused,
+        near_calls=count_near_calls([trajectory]),
         tokens=tokens,
         tools=dict(tools),
         spent=spent,

@@ -163,6 +163,21 @@ class Trajectory(Frozen):
         return self.model_dump_json(exclude_defaults=True)
 
 
+def count_near_calls(trajectories: Iterable[Trajectory]) -> int:
+    """Replies that look like tool calls but were not read as calls (`meta.near_calls`)."""
+    found = (item.meta.get("near_calls") for item in trajectories)
+    return sum(number for number in found if isinstance(number, int))
+
+
+def tell_near_calls(number: int) -> str:
+    """What to say about them, and what to do."""
+    what = "replies look like tool calls" if number > 1 else "reply looks like a tool call"
+    return (
+        f"near calls: {number} {what} but not in the form that was asked for, and went to the user as text: "
+        "fine-tune the model (trialogue sft), or set renderer.lenient=true to read such replies as calls"
+    )
+
+
 class Group(Frozen):
     """The conversations of one task; `failed` ones are kept for the record and never scored."""
 

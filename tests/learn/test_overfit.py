@@ -96,7 +96,7 @@ def test_few_dev_tasks_prove_nothing() -> None:
 
 
 def test_noise_hardly_ever_warns() -> None:
-    """A hundred sound runs of ten evaluations: train and dev rise together. The dev tasks stay the same, and a
+    """A hundred sound runs of ten evaluations: train and dev rise together. The dev tasks stay the same, a
     fifth of them is decided by chance at each evaluation."""
     draw = random.Random(1)
     warned = 0

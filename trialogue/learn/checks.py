@@ -14,7 +14,7 @@ from trialogue.config import CheckSettings
 from trialogue.engine.api import Row
 from trialogue.errors import EngineError
 from trialogue.learn.overfit import find_overfit
-from trialogue.trajectory import Group, Trajectory
+from trialogue.trajectory import Group, Trajectory, tell_near_calls
 
 
 class Checks:
@@ -103,7 +103,8 @@ class Checks:
             self._count("broken", broken, "had no finite gradient; lower optimizer.learning_rate")
 
     def see_conversations(self, metrics: Mapping[str, Any], rows: int) -> None:
-        """Whether there was anything to learn from."""
+        """Whether there was anything to learn from, and whether calls were read as calls."""
+        self.see_near_calls(metrics)
         if not metrics["conversations"]:
             blame = max(metrics["blame"].items(), key=lambda item: item[1], default=("nobody", 0))[0]
             self.find(
@@ -125,6 +126,10 @@ class Checks:
                 f"no group had any signal for {self.streaks['flat']} steps (reward {reward:.2f}): the tasks "
                 f"are {advice}; larger groups, a higher temperature or training.redraw_flat_groups find some",
             )
+
+    def see_near_calls(self, metrics: Mapping[str, Any]) -> None:
+        if near := metrics.get("near_calls"):
+            self.find("near_calls", tell_near_calls(near))
 
     def see_evaluations(self, lines: Sequence[Mapping[str, Any]], group_size: int) -> None:
         """Whether training and dev tasks have parted, by the run's metrics up to an evaluation."""

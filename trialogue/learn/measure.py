@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from trialogue.score.metrics import SUCCESS, Books, PriceOf, called, spend
-from trialogue.trajectory import Group, Trajectory
+from trialogue.trajectory import Group, Trajectory, count_near_calls
 
 
 def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, Any]:
@@ -28,6 +28,8 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
         "ends": dict(sorted(Counter(item.end for item in held).items())),
         "tools": dict(Counter(name for item in held for name in called(item)).most_common()),
     }
+    if near := count_near_calls([*held, *failed, *spoilt]):
+        metrics["near_calls"] = near
     if price is not None:
         metrics["cost"] = spend("user", [*held, *failed, *spoilt], Books(price=price))["cost"]
     if not held:

@@ -144,7 +144,18 @@ async def sft(
 def to_played(config: SftConfig) -> TrainConfig:
     """The settings by which tasks are played before and after: greedy conversations, as in training."""
     training = Training(eval_tasks=max(1, config.sft.eval_tasks), eval_split=config.sft.eval_split)
-    names = ("domain", "data", "seed", "learner", "user", "simulator", "limits", "tasks", "budget")
+    names = (
+        "domain",
+        "data",
+        "seed",
+        "learner",
+        "user",
+        "simulator",
+        "renderer",
+        "limits",
+        "tasks",
+        "budget",
+    )
     return TrainConfig(**{name: getattr(config, name) for name in names}, training=training)
 
 

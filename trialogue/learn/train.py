@@ -70,7 +70,9 @@ async def train(
     if resume is not None:
         run = Run.resume(resume)
     else:
-        run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
+        run = Run.create(
+            config.run, "train", config.domain, config, config.seed, [*marks, *config.renderer.marks]
+        )
     with run.setting_up():
         checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
         known: dict[str, Any] = {}
@@ -469,6 +471,7 @@ async def evaluate_learner(
     figures = summarize(held, failed, config.seed, price)
     metrics = {"step": step, "kind": "eval", "split": split, **figures}
     checks.see_evaluations([*read_metrics(run.path), metrics], config.training.group_size)
+    checks.see_near_calls(metrics)
     if warnings := checks.collect():
         metrics["warnings"] = warnings
     run.add_metrics(metrics)

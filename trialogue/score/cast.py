@@ -11,6 +11,7 @@ from trialogue.score.verdict import find_audit
 from trialogue.talk.account import Account
 from trialogue.talk.find import equip, find_model
 from trialogue.talk.model import ModelSource, close_source
+from trialogue.talk.near_calls import to_lenient
 from trialogue.talk.replay import Recorder, is_asked
 from trialogue.talk.rollout import Audit
 from trialogue.talk.users import dress
@@ -46,6 +47,8 @@ def set_up(
     has to answer for simulated tools."""
     account = Account(config.budget)
     domain = dress(find_domain(config.domain, config.data), config.user)
+    if config.renderer.lenient:
+        domain = to_lenient(domain)
     if is_played:
         domain = equip(domain, config.simulator, config.limits, config.seed, account)
     cast = find_cast(config, domain, account)

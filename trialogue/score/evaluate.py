@@ -97,7 +97,9 @@ async def evaluate(
     if resume is not None:
         run = Run.resume(resume)
     else:
-        run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
+        run = Run.create(
+            config.run, kind, config.domain, config, config.seed, [*marks, *config.renderer.marks]
+        )
     with run.setting_up():
         recorded = [item for file in find_files(run.path) for item in read_trajectories(file)]
         cast.account.load(run.read_ledger())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from trialogue.config import Price, Speaker
 from trialogue.talk.account import find_price, to_cost
 from trialogue.task import Side
-from trialogue.trajectory import Trajectory, Usage
+from trialogue.trajectory import Trajectory, Usage, count_near_calls
 
 SIDES: tuple[Side, Side] = ("agent", "user")
 SUCCESS = 1.0 - 1e-6
@@ -113,6 +113,8 @@ def summarize(
         summary["tokens"] = {kind: sum(side[kind] for side in sides) for kind in summary["tokens"]}
         costs = [side["cost"] for side in sides if side["cost"] is not None]
         summary["cost"] = sum(costs) if costs else None
+    if near := count_near_calls([*trajectories, *failed, *excluded]):
+        summary["near_calls"] = near
     summary["audit"] = audit_figures(trajectories, excluded, seed)
     summary["families"] = _split(trajectories, failed, lambda item: item.task.family, books)
     rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]

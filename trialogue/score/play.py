@@ -16,6 +16,7 @@ from trialogue.talk.conversation import explain_end
 from trialogue.talk.find import equip, find_model
 from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model, close_source
+from trialogue.talk.near_calls import to_lenient
 from trialogue.talk.party import Party
 from trialogue.talk.rollout import attempt
 from trialogue.task import SPLITS, Side, Task
@@ -73,6 +74,7 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     other: Side = "user" if person.side == "agent" else "agent"
     speaker = config.user if other == "user" else config.agent
     domain = equip(domain, config.simulator, config.limits, config.seed)
+    domain = to_lenient(domain) if config.renderer.lenient and other == "agent" else domain
     opposite = find_model(speaker, other, domain, config.limits, config.seed)
     if other == "agent" and speaker.model == "oracle" and not speaker.mix and domain.oracle is None:
         person.note = (

@@ -17,6 +17,7 @@ from trialogue.config import Limits
 from trialogue.errors import Blame
 from trialogue.messages import Message
 from trialogue.talk.model import to_clean
+from trialogue.talk.near_calls import is_near_call
 from trialogue.talk.party import Party
 from trialogue.task import Side, Task
 from trialogue.trajectory import End, Reply, Trajectory, Turn
@@ -31,6 +32,8 @@ class Transcript:
 
     turns: list[Turn] = field(default_factory=lambda: [])
     acting: Blame = "infrastructure"
+    near_calls: int = 0
+    """Replies that look like tool calls but were not read as calls."""
 
     def add(self, side: Side, reply: Reply, seconds: float) -> Turn:
         reply = to_clean(reply)
@@ -88,6 +91,7 @@ async def converse(
         if (limits.first_call_only or domain.first_call_only) and len(reply.tool_calls) > 1:
             reply = replace(reply, tool_calls=reply.tool_calls[:1])
         turn = transcript.add(speaker.side, reply, perf_counter() - started)
+        transcript.near_calls += is_near_call(reply, speaker.tools)
         if speaker is agent and is_too_long(turn, limits):
             return close("too_long")
 

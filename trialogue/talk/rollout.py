@@ -314,6 +314,8 @@ async def attempt(
             deadline.drop(clock)
         if environment is not None:
             await _close(environment, identity)
+    if transcript.near_calls:
+        meta["near_calls"] = transcript.near_calls
     error, blame = failure or (None, "user" if findings else None)
     return Trajectory(
         id=identity,

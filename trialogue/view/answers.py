@@ -26,6 +26,7 @@ from trialogue.config import (
 )
 from trialogue.errors import ConfigError, RunError
 from trialogue.index import Entry
+from trialogue.trajectory import tell_near_calls
 from trialogue.view.records import RunRecords, find_runs, to_place
 from trialogue.view.tokens import to_pieces
 
@@ -188,6 +189,7 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
         tools.update(line.get("tools", {}))
     entries = list(records.entries())
     recent = steps[-10:]
+    near = sum(entry.near_calls for entry in entries)
     return {
         "version": records.version,
         "scanning": records.scanning,
@@ -216,6 +218,7 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
             "flat_groups": _mean([line["flat_groups"] for line in recent if "flat_groups" in line]),
             "ends": dict(Counter(entry.end for entry in entries).most_common()),
             "blame": dict(Counter(entry.blame for entry in entries if entry.blame).most_common()),
+            "near_calls": tell_near_calls(near) if near else None,
             "warnings": [
                 {"step": line["step"], "text": text}
                 for line in [line for line in records.metrics if "step" in line][-100:]

@@ -11,7 +11,7 @@ from typing import Any
 from trialogue.config import EvalConfig, Section, SynthesizeConfig, difference_from_defaults, to_config
 from trialogue.errors import RunError
 from trialogue.run import read_about, read_trajectories
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Trajectory, tell_near_calls
 from trialogue.view.export import write_export
 from trialogue.view.learning import to_learning_report
 from trialogue.view.terminal import tell_failed
@@ -161,6 +161,8 @@ def _ends(result: dict[str, Any]) -> str:
     if failed := tell_failed(result):
         lines.append(f"- {failed}")
         lines += [f"  - {count} × {_cell(error)}" for error, count in result.get("errors", {}).items()]
+    if result.get("near_calls"):
+        lines.append(f"- {tell_near_calls(result['near_calls'])}")
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 

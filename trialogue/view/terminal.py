@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Trajectory, tell_near_calls
 
 
 @contextmanager
@@ -70,6 +70,8 @@ def show_result(result: dict[str, Any], console: Console | None = None) -> None:
         console.print(failed, highlight=False, soft_wrap=True)
         for error, count in result.get("errors", {}).items():
             console.print(f"  {count} × {error}", highlight=False, markup=False)
+    if result.get("near_calls"):
+        console.print(tell_near_calls(result["near_calls"]), style="yellow", soft_wrap=True, highlight=False)
     for line in spending(result):
         console.print(line, highlight=False)
     for name, note in result.get("notes", {}).items():

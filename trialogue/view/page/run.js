@@ -119,6 +119,7 @@ export class RunScreen {
     if (broken) notes.push(h("span", { class: "bad" }, `${broken} lines cannot be read`));
     const decided = Object.entries(decisions).filter(([name]) => ["accepted", "to review", "reviewed", "rejected"].includes(name));
     notes.push(...decided.map(([verdict, number]) => h("button", { type: "button", class: `link ${verdict === "rejected" ? "bad" : ""}`, onclick: () => this.narrow({ verdict }) }, `${number.toLocaleString("en")} ${verdict}`)));
+    if (health.near_calls) notes.push(h("p", { class: "bad", role: "status" }, health.near_calls));
     if (scanning) notes.push(h("span", {}, "looking through conversations …"));
     const share = (number) => (number / count < 0.001 ? "< 0.1 %" : toPercent(number / count, number / count < 0.01 ? 1 : 0));
     const links = ends.map(([end, number]) => h("button", { type: "button", class: `link ${end}`, title: `${number} conversations`, onclick: () => this.narrow({ end }) }, h("i", { "aria-hidden": "true" }), `${end.replace("_", " ")} ${share(number)}`));
