@@ -157,9 +157,15 @@ def explain_end(trajectory: Trajectory, domain: Domain, limits: Limits) -> str:
     last = [turn.failed for turn in turns if turn.message.role == "tool"][-limits.tool_errors :]
     match trajectory.end:
         case "user_stop" | "agent_stop" if said is not None and said.message.tool_calls:
-            return f"the {said.side} called {said.message.tool_calls[-1].name}"
+            called = [
+                call.name for call in said.message.tool_calls if call.id == turns[-1].message.tool_call_id
+            ]
+            return f"the {said.side} called {', '.join(called)}"
+        case "user_stop" if said is not None and domain.stops is None:
+            tokens = [token for token in domain.stop_tokens if token in said.message.content]
+            return f"the user said {' '.join(tokens)}"
         case "user_stop":
-            return f"the user said {domain.stop_tokens[0]}" if domain.stops is None else "the user ended it"
+            return "the user ended it"
         case "agent_stop":
             return "the agent ended it"
         case "max_turns" if domain.is_over is not None:
