@@ -1,0 +1,65 @@
+"""Do two versions of the package compute the same, byte by byte? python speed/unchanged.py BEFORE AFTER
+
+BEFORE and AFTER are checkouts. Each evaluates the oracle, takes a short cold start and three steps of
+reinforcement learning, with equal seeds, on one thread, with the Python that runs this script. Trajectories,
+metrics and weights are compared; the exit status is 1 if a file differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROGRAM = """
+import asyncio, sys
+from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
+from trialogue.learn.sft import sft
+from trialogue.learn.train import train
+from trialogue.score.evaluate import evaluate
+
+place = f"run.directory={sys.argv[1]}"
+levels = "tasks.levels=[1]"
+tasks = ["run.name=eval", "tasks.count=40", "tasks.trials=2"]
+asyncio.run(evaluate(load_config(EvalConfig, None, [place, *tasks])))
+examples = ["run.name=sft", "sft.count=600", "sft.faults=0.22", "sft.only_successes=false"]
+cold = asyncio.run(sft(load_config(SftConfig, None, [place, levels, *examples])))
+steps = ["training.steps=3", "training.tasks_per_step=4", "training.eval_every=3", "training.eval_tasks=8"]
+model = f"learner.model={cold}"
+asyncio.run(train(load_config(TrainConfig, None, [place, levels, "run.name=train", model, *steps])))
+"""
+COMPARED = ("trajectories/*.jsonl", "metrics.jsonl", "model/*.safetensors")
+
+
+def run(tree: Path, out: Path) -> dict[str, str]:
+    """The digest of every compared file of the three runs of one checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", PROGRAM, "runs"], check=True, cwd=out, env=environment)
+    files = sorted(file for pattern in COMPARED for file in out.glob(f"runs/*/{pattern}"))
+    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    given = parser.parse_args()
+    found: list[dict[str, str]] = []
+    for tree in (given.before, given.after):
+        with tempfile.TemporaryDirectory() as place:
+            found.append(run(tree.resolve(), Path(place)))
+    before, after = found
+    names = sorted(before.keys() | after.keys())
+    for name in names:
+        print("same    " if before.get(name) == after.get(name) else "DIFFERS ", name)
+    differing = sum(before.get(name) != after.get(name) for name in names)
+    print(f"{len(names)} files compared, {differing} differ")
+    sys.exit(1 if differing or not names else 0)
+
+
+if __name__ == "__main__":
+    main()
