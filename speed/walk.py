@@ -22,7 +22,7 @@ from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 
 PACKAGE = Path(trialogue.__file__).resolve().parent
-COLD_START = ("sft.count=400", "sft.faults=0.22", "sft.only_successes=false", "tasks.levels=[1]")
+COLD_START = ("sft.count=2000", "sft.faults=0.22", "sft.only_successes=false", "tasks.levels=[1]")
 SETTINGS = (
     "training.steps=3",
     "training.tasks_per_step=4",
