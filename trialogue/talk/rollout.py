@@ -128,7 +128,7 @@ async def rollout(
     def count(trajectory: Trajectory) -> None:
         nonlocal won, failed
         is_failed = trajectory.end == "error" or trajectory.excluded
-        won += not is_failed and trajectory.value >= 1
+        won += not is_failed and trajectory.reward is not None and trajectory.reward.value >= 1
         failed += is_failed
         seen.done += not is_failed
         seen.note = f"{won} won, {failed} failed"
