@@ -29,6 +29,17 @@ LIGHT_TOO = {"engine.api"}
 MAY_BE_HEAVY = {"talk.local", "talk.render"}
 EMPTY_NAMES = {"base", "common", "factory", "helper", "helpers", "manager", "util", "utils"}
 LONGEST = 600
+MAY_PRINT = {"output", "screen"}
+PRINTS = {
+    "print",
+    "click.echo",
+    "click.secho",
+    "sys.stdout.write",
+    "sys.stderr.write",
+    "Console",
+    "console.Console",
+}
+"""Calls that bring text to the terminal as it is; `output.echo` and `screen.Screen` escape it."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,7 @@ def find_violations(package: Path) -> list[str]:
         for module in modules.values()
         for problem in (
             *find_shape_problems(module),
+            *find_print_problems(module),
             *find_order_problems(module, modules, package.name),
             *find_weight_problems(module, modules, package.name),
         )
@@ -112,6 +124,22 @@ def find_shape_problems(module: Module) -> Iterator[str]:
         yield f": `{word}` says nothing about what is inside"
     if module.room and module.room not in MAY_IMPORT:
         yield f": `{module.room}` is not a room of the house"
+
+
+def find_print_problems(module: Module) -> Iterator[str]:
+    """Words of others reach the terminal through one place, which escapes what would act on it."""
+    if module.name in MAY_PRINT:
+        return
+    for node in ast.walk(ast.parse(module.path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in PRINTS or called.endswith(".console.Console"):
+            yield f":{node.lineno}: calls {called}; print through `output` or `screen`"
+        elif called == "Text" and not all(isinstance(word, ast.Constant) for word in node.args):
+            yield f":{node.lineno}: makes a rich Text of its own; `screen.one_line` and `block` escape it"
+        elif called.rpartition(".")[2] == "from_markup":
+            yield f":{node.lineno}: reads rich markup, which others may have written"
 
 
 def find_order_problems(module: Module, modules: dict[str, Module], package: str) -> Iterator[str]:
@@ -256,6 +284,10 @@ def test_a_sound_tree_has_no_violations(tmp_path: Path) -> None:
             "imports torch at module level through talk.local",
         ),
         ("talk/long.py", "#\n" * 601, ": 601 lines; over 600"),
+        ("score/loud.py", "print(1)", ":1: calls print; print through `output`"),
+        ("view/loud.py", "import click\nclick.echo(error)", ":2: calls click.echo"),
+        ("view/bare.py", "from rich.console import Console\nConsole()", ":2: calls Console"),
+        ("view/text.py", "from rich.text import Text\nText(name)", ":2: makes a rich Text"),
         ("score/utils.py", "", ": `utils` says nothing"),
         ("talk/base/turn.py", "", ": `base` says nothing"),
         ("attic/box.py", "", ": `attic` is not a room"),

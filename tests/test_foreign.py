@@ -72,6 +72,8 @@ def test_json_reads_back_the_same() -> None:
         ("get_order", "get_order"),
         ("openai:gpt-4.1", "openai:gpt-4.1"),
         ("user, agent", "user, agent"),
+        ("status should be 'a', is 'b' (1)", "status should be 'a', is 'b' (1)"),
+        ("see (www.evil.example)", "`see (www.evil.example)`"),
         ("", "`(empty)`"),
         ("_x_", "`_x_`"),
         ("a|b", "`a|b`"),

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from trialogue.cli_corpus import draft_verb, review_verb, synthesize_verb
+from trialogue.cli_entry import Verbs
 from trialogue.cli_learn import learn
 from trialogue.cli_options import (
     DATA,
@@ -17,57 +18,12 @@ from trialogue.cli_options import (
     SETTINGS,
     TRUST,
     Whole,
-    print_json,
     to_chat,
     to_config,
     to_resume,
-    to_usage_error,
 )
 from trialogue.cli_users import users_verb
-
-FOR_PEOPLE = {"chat", "play", "review", "view"}
-"""Verbs that wait for somebody: they show no progress of their own."""
-
-
-class Verbs(click.Group):
-    """Turns our errors into one readable line and the house's exit status: 1 failed, 2 wrong usage."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        from trialogue.errors import ConfigError, TrialogueError
-        from trialogue.secrets import redact, show_traceback
-        from trialogue.view.heartbeat import heartbeat
-
-        sys.excepthook = show_traceback
-        try:
-            with heartbeat(quiet="--json" in ctx.args):
-                return super().invoke(ctx)
-        except TrialogueError as error:
-            if ctx.params.get("debug"):
-                raise
-            click.echo(redact(f"trialogue: {error}"), err=True)
-            ctx.exit(2 if isinstance(error, ConfigError) else 1)
-        except OSError as error:
-            raise (error if ctx.params.get("debug") else to_usage_error(error)) from None
-        except click.UsageError as error:
-            if type(error).__name__ == "NoArgsIsHelpError":  # of click 8.2 and newer
-                raise
-            where = error.ctx.command_path if error.ctx is not None else "trialogue"
-            text = " ".join(error.format_message().split()).rstrip(".")
-            click.echo(redact(f"{where}: {text} (see {where} --help)"), err=True)
-            ctx.exit(2)
-        except KeyboardInterrupt:
-            click.echo("trialogue: stopped", err=True)
-            ctx.exit(130)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        from trialogue.activity import phase
-
-        name, command, rest = super().resolve_command(ctx, args)
-        if name is not None and name not in FOR_PEOPLE:
-            ctx.with_resource(phase(name))
-        return name, command, rest
+from trialogue.output import echo, echo_json, echo_lines
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,11 +45,11 @@ def init_verb(name: str, as_json: bool) -> None:
 
     files = write_domain(Path(name))
     if as_json:
-        print_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
+        echo_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
         return
     for file in files:
-        click.echo(f"wrote {file}")
-    click.echo(f"next: trialogue check {name} && trialogue play {name}")
+        echo(f"wrote {file}")
+    echo(f"next: trialogue check {name} && trialogue play {name}")
 
 
 @main.command("check")
@@ -124,11 +80,11 @@ def check_verb(
 
         found = find_contamination(*contamination, data)
         if as_json:
-            print_json(found.to_data())
+            echo_json(found.to_data())
             return
         for name, others in found.pairs.items():
-            click.echo(f"{name}  {' '.join(others)}")
-        click.echo(found.to_line())
+            echo(f"{name}  {' '.join(others)}")
+        echo(found.to_line())
         return
     if domain is None:
         raise click.UsageError("name a DOMAIN to check, or two sets with --contamination TRAIN TEST")
@@ -138,7 +94,7 @@ def check_verb(
 
     checked = check(find_domain(domain, data), split, count, seed)
     if as_json:
-        print_json(checked.to_data())
+        echo_json(checked.to_data())
     else:
         show_check(checked.to_data(), checked.played)
     sys.exit(0 if checked.ok else 1)
@@ -177,10 +133,9 @@ def play_verb(
     """
     import asyncio
 
-    from rich.console import Console
-
     from trialogue.config import EvalConfig
     from trialogue.score.play import find_task, play
+    from trialogue.screen import Screen
     from trialogue.talk.human import HumanModel, ask_aside
     from trialogue.view.terminal import show_why
     from trialogue.world.find import find_domain
@@ -189,15 +144,16 @@ def play_verb(
     config = to_config(EvalConfig, domain, patient, None, given)
     found = find_domain(config.domain, config.data)
     chosen = find_task(found, config, task, any_split=given["split"] is None)
-    console = Console(stderr=as_json)
+    console = Screen(stderr=as_json)
     person = HumanModel(side, found, chosen, console, ask_aside if as_json else input, shows_calls=calls)
     try:
         played = asyncio.run(play(found, chosen, config, person))
     except KeyboardInterrupt:
-        console.print("\nYou left; the conversation is not graded.", highlight=False)
+        console.print()
+        console.print("You left; the conversation is not graded.")
         sys.exit(130 if not person.left else 1)
     if as_json:
-        print_json(played.to_data())
+        echo_json(played.to_data())
     else:
         show_why(played.trajectory, played.ended, played.changes, console)
     if played.trajectory.end == "error":
@@ -230,23 +186,23 @@ def _evaluate(
             resumed = Path(resume) if resume else None
             result = asyncio.run(evaluate(config, kind=kind, resume=resumed, started=run.append))
     except BudgetError as error:
-        click.echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
-        click.echo(f"  {to_resume(kind, run[0], config)} budget.usd=… or budget.tokens=…", err=True)
+        echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
+        echo(f"  {to_resume(kind, run[0], config)} budget.usd=… or budget.tokens=…", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         if not run:
             raise
-        click.echo(f"stopped; what was finished is in {run[0]}. Go on with:", err=True)
-        click.echo(f"  {to_resume(kind, run[0], config)}", err=True)
+        echo(f"stopped; what was finished is in {run[0]}. Go on with:", err=True)
+        echo(f"  {to_resume(kind, run[0], config)}", err=True)
         sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
-        print_json({"pass^1": None, "pass^1_low": None, "pass^1_high": None, **result})
+        echo_json({"pass^1": None, "pass^1_low": None, "pass^1_high": None, **result})
     else:
         show_result(result)
     if result["conversations"] < result["asked"]:
         if as_json:
-            click.echo(tell_failed(result), err=True)
+            echo(tell_failed(result), err=True)
         sys.exit(1)
 
 
@@ -331,10 +287,10 @@ def score_verb(
         if not graded:
             raise RunError(f"{path} holds no conversation to grade")
         if as_json:
-            print_json([row.to_data() for row in graded])
+            echo_json([row.to_data() for row in graded])
             return
         for row in graded:
-            click.echo(row.to_line())
+            echo(row.to_line())
         return
     from trialogue.score.rescore import rescore
 
@@ -342,11 +298,11 @@ def score_verb(
     if not rows:
         raise RunError(f"{path} holds no conversation to grade")
     if as_json:
-        print_json([row.to_data() for row in rows])
+        echo_json([row.to_data() for row in rows])
     else:
         for row in rows:
-            click.echo(row.to_line())
-        click.echo(f"{len(rows)} conversations, {sum(row.same for row in rows)} graded as recorded")
+            echo(row.to_line())
+        echo(f"{len(rows)} conversations, {sum(row.same for row in rows)} graded as recorded")
     sys.exit(0 if all(row.same for row in rows) else 1)
 
 
@@ -421,12 +377,12 @@ def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str
         settings, file = (file, *settings), None
     written = export_verl(load_config(TrainConfig, file, settings), Path(out))
     if as_json:
-        print_json(written)
+        echo_json(written)
         return
     for mark in written.get("marks", ()):
-        click.echo(f"marked: {mark}")
-    click.echo(f"{written['train']} tasks to train on, {written['dev']} to watch, {written['steps']} steps")
-    click.echo(f"start: {written['out']}/launch.sh")
+        echo(f"marked: {mark}")
+    echo(f"{written['train']} tasks to train on, {written['dev']} to watch, {written['steps']} steps")
+    echo(f"start: {written['out']}/launch.sh")
 
 
 @main.command("chat")
@@ -478,11 +434,11 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
     directory = Path(out)
     earlier = set_aside(directory)
     if earlier is not None:
-        click.echo(f"the demonstration before this one is now at {earlier}", err=True)
+        echo(f"the demonstration before this one is now at {earlier}", err=True)
     with show_steps(quiet=as_json) as watch:
-        result = asyncio.run(demonstrate(directory, seed, lambda text: click.echo(text, err=as_json), watch))
+        result = asyncio.run(demonstrate(directory, seed, lambda text: echo(text, err=as_json), watch))
     if as_json:
-        print_json(result["summary"])
+        echo_json(result["summary"])
     else:
         show_demo(result["before"], result["after"], result["summary"], directory)
 
@@ -504,9 +460,9 @@ def report_verb(run: str, other: str | None, as_json: bool) -> None:
         refuse_missing(Path(other))
         compared = compare_runs(path, Path(other))
         if as_json:
-            print_json(compared)
+            echo_json(compared)
         else:
-            click.echo(to_comparison(compared))
+            echo_lines(to_comparison(compared))
         return
     target = write_report(path)
     text = target.read_text(encoding="utf-8")
@@ -514,9 +470,9 @@ def report_verb(run: str, other: str | None, as_json: bool) -> None:
         about = read_about(path)
         facts = {key: about.get(key) for key in ("kind", "state", "created", "ended", "seed", "versions")}
         result = read_result(path) if (path / "result.json").exists() else None
-        print_json({"run": run, "report": str(target), **facts, "result": result, "markdown": text})
+        echo_json({"run": run, "report": str(target), **facts, "result": result, "markdown": text})
     else:
-        click.echo(text)
+        echo_lines(text.rstrip("\n"))
 
 
 @main.command("view")
@@ -544,9 +500,9 @@ def view_verb(
 
         written = write_export(Path(folder), Path(target), identity, most=most)
         if as_json:
-            print_json(written)
+            echo_json(written)
         else:
-            click.echo(f"wrote {target}: {written['conversations']} of {written['of']} conversations")
+            echo(f"wrote {target}: {written['conversations']} of {written['of']} conversations")
         return
     if identity is not None:
         raise click.UsageError("--id goes with --export FILE.html; the page shows every conversation")
@@ -556,9 +512,9 @@ def view_verb(
 
     with open_server(Path(folder), host, port) as server:
         if as_json:
-            print_json({"address": server.address})
+            echo_json({"address": server.address})
         else:
-            click.echo(f"{server.address}  (Ctrl-C ends it)")
+            echo(f"{server.address}  (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -572,13 +528,13 @@ def config_verb(verb: str | None, as_json: bool) -> None:
 
     keys = {name: list(list_keys(kind)) for name, kind in KINDS.items() if verb in (None, name)}
     if as_json:
-        print_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
+        echo_json([{"verb": name, **key._asdict()} for name, found in keys.items() for key in found])
         return
     for name, found in keys.items():
-        click.echo(f"# trialogue {name}")
+        echo(f"# trialogue {name}")
         for key in found:
-            click.echo(f"{key.key} = {json.dumps(key.default, ensure_ascii=False)}")
-            click.echo(f"    {' '.join(key.meaning.split())}")
+            echo(f"{key.key} = {json.dumps(key.default, ensure_ascii=False)}")
+            echo(f"    {' '.join(key.meaning.split())}")
 
 
 for verb in (draft_verb, synthesize_verb, review_verb, users_verb):

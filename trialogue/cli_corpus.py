@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import DATA, JSON, SETTINGS, TRUST, Whole, print_json, to_config, to_resume
+from trialogue.cli_options import DATA, JSON, SETTINGS, TRUST, Whole, to_config, to_resume
+from trialogue.output import echo, echo_json
 
 
 @click.command("draft")
@@ -44,18 +45,16 @@ def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: A
     async def work() -> dict[str, Any]:
         model = OpenAIModel(name, "user", config.drafter, config.reply_tokens, config.seed)
         try:
-            return await draft(config, model, lambda text: click.echo(text, err=True))
+            return await draft(config, model, lambda text: echo(text, err=True))
         finally:
             await close_source(model)
 
     result = asyncio.run(work())
     if as_json:
-        print_json(result)
+        echo_json(result)
         return
-    click.echo(
-        f"{result['folder']}: {result['tools']} tools, {result['tasks']} tasks; read and correct it, then"
-    )
-    click.echo(f"  trialogue check {folder}")
+    echo(f"{result['folder']}: {result['tools']} tools, {result['tasks']} tasks; read and correct it, then")
+    echo(f"  trialogue check {folder}")
 
 
 @click.command("synthesize")
@@ -102,21 +101,21 @@ def synthesize_verb(
             resumed = Path(resume) if resume else None
             result = asyncio.run(synthesize(config, resume=resumed, started=run.append))
     except BudgetError as error:
-        click.echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
-        click.echo(f"  {to_resume('synthesize', run[0], config)} budget.usd=… or budget.tokens=…", err=True)
+        echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
+        echo(f"  {to_resume('synthesize', run[0], config)} budget.usd=… or budget.tokens=…", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         if not run:
             raise
-        click.echo(f"stopped; go on with: {to_resume('synthesize', run[0], config)}", err=True)
+        echo(f"stopped; go on with: {to_resume('synthesize', run[0], config)}", err=True)
         sys.exit(130)
     write_report(Path(result["run"]))
     if as_json:
-        print_json(result)
+        echo_json(result)
     else:
         show_corpus(result)
     if result["accepted"] < result["wanted"]:
-        click.echo(f"only {result['accepted']} of {result['wanted']} conversations were accepted", err=True)
+        echo(f"only {result['accepted']} of {result['wanted']} conversations were accepted", err=True)
         sys.exit(1)
 
 
@@ -133,11 +132,10 @@ def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json:
     """
     import getpass
 
-    from rich.console import Console
-
     from trialogue.learn.synthesize import decide_again, read_decided
     from trialogue.run import read_trajectories
     from trialogue.score.review import Verdicts, review, write_reviewed
+    from trialogue.screen import Screen
     from trialogue.talk.human import ask_aside
     from trialogue.view.terminal import show_conversation, show_corpus
 
@@ -147,7 +145,7 @@ def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json:
         read_decided(place, trust=trust)
     file = place / ("rejected.jsonl" if rejected else "accepted.jsonl") if is_run else place
     items = list(read_trajectories(file))
-    console = Console(stderr=as_json)
+    console = Screen(stderr=as_json)
     decided = review(
         items,
         Verdicts(place),
@@ -158,14 +156,14 @@ def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json:
     if not is_run:
         result = write_reviewed(place, items)
         line = f"{decided} decided; accepted {result['accepted']}, rejected {result['rejected']}"
-        print_json({"decided": decided, **result}) if as_json else click.echo(line)
+        echo_json({"decided": decided, **result}) if as_json else echo(line)
         return
     from trialogue.view.report import write_report
 
     result = decide_again(place, trust=trust)
     write_report(place)
     if as_json:
-        print_json({"decided": decided, **result})
+        echo_json({"decided": decided, **result})
     else:
-        click.echo(f"{decided} decided")
+        echo(f"{decided} decided")
         show_corpus(result)

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import click
-
-from trialogue.cli_options import print_json, to_config, to_resume, with_trust
+from trialogue.cli_options import to_config, to_resume, with_trust
+from trialogue.output import echo, echo_json
 
 
 def learn(
@@ -58,28 +57,28 @@ def learn(
     except KeyboardInterrupt:
         if run:
             again = to_resume(verb.__name__, run[0], config)
-            click.echo(f"stopped at once; go on from the last checkpoint, if any, with: {again}", err=True)
+            echo(f"stopped at once; go on from the last checkpoint, if any, with: {again}", err=True)
         raise
     write_report(path)
     about = read_about(path)
     state, marks = about["state"], about.get("marks", [])
     for mark in marks:
-        click.echo(f"marked: {mark}", err=as_json)
+        echo(f"marked: {mark}", err=as_json)
     if (fault := shown.find_fault()) is not None:
-        click.echo(fault, err=True)
+        echo(fault, err=True)
     if resume and not shown.durations:
-        click.echo(f"{path} had nothing left to do", err=True)
+        echo(f"{path} had nothing left to do", err=True)
     if as_json:
-        print_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
+        echo_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
     elif state == "stopped":
-        click.echo(f"stopped and saved; go on with: {to_resume(verb.__name__, path, config)}")
+        echo(f"stopped and saved; go on with: {to_resume(verb.__name__, path, config)}")
     else:
-        click.echo(f"model: {path / 'model'}")
+        echo(f"model: {path / 'model'}")
         if verb.__name__ == "sft" and config.sft.side == "user":
-            click.echo(f"let it play: trialogue eval {config.domain} --user local:{path} user.prompt=card")
+            echo(f"let it play: trialogue eval {config.domain} --user local:{path} user.prompt=card")
         else:
             levels = config.tasks.levels
             same = "" if levels == type(config.tasks)().levels else f' "tasks.levels={list(levels)}"'
-            click.echo(f"evaluate it: trialogue eval {config.domain} --agent {path}{same}")
-            click.echo(f"talk to it: trialogue chat {with_trust(path, config)}")
-        click.echo(f"look at it: trialogue view {path}")
+            echo(f"evaluate it: trialogue eval {config.domain} --agent {path}{same}")
+            echo(f"talk to it: trialogue chat {with_trust(path, config)}")
+        echo(f"look at it: trialogue view {path}")

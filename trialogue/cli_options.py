@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: options, the settings they stand for, JSON on standard output."""
+"""What the verbs of the command line share: options and the settings they stand for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
-from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Any
 
 import click
+
+from trialogue.output import confirm
 
 
 class Whole(click.IntRange):
@@ -45,10 +46,6 @@ KEYS = {
     "count": "synthesize.count",
 }
 """Which setting an option stands for."""
-
-
-def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def to_config(
@@ -104,7 +101,7 @@ def find_ask() -> Callable[[str], bool] | None:
     """A way to ask whoever sits at the terminal; none where nobody does, or torchrun has started several."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()) or "LOCAL_RANK" in os.environ:
         return None
-    return lambda question: click.confirm(question, default=False, err=True)
+    return confirm
 
 
 def to_resume(verb: str, run: Path, config: Any) -> str:
@@ -141,10 +138,3 @@ def to_chat(run: str, domain: str | None, settings: tuple[str, ...], *, trust: b
         config = load_config(EvalConfig, None, [*world, *tools, *settings])
         refuse_claims(Path(run), config, find_keys(settings), find_ask())
     return {"domain": own.domain, "settings": (*tools, *settings), "data": own.data}
-
-
-def to_usage_error(error: OSError) -> Exception:
-    """A name that no file system takes is wrong usage; whatever else a system says stays what it is."""
-    if error.errno != ENAMETOOLONG:
-        return error
-    return click.UsageError(f"the name is too long: {str(error.filename)[:60]}…")

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import DATA, JSON, TRUST, Whole, print_json, to_config
+from trialogue.cli_options import DATA, JSON, TRUST, Whole, to_config
+from trialogue.output import echo, echo_json
 
 
 @click.group("users")
@@ -50,7 +51,7 @@ def compare_verb(users: tuple[str, ...], domain: str, file: str | None, as_json:
     with show_progress(quiet=as_json):
         result = asyncio.run(compare_users(names, config))
     if as_json:
-        print_json(result)
+        echo_json(result)
     else:
         show_users(result)
 
@@ -71,10 +72,10 @@ def audit_verb(path: str, domain: str | None, trust: bool, data: str | None, as_
     rows = audit_file(Path(path), domain, data, trust=trust)
     found = [row for row in rows if row["findings"]]
     if as_json:
-        print_json(rows)
+        echo_json(rows)
     else:
         for row in found:
             for finding in row["findings"]:
-                click.echo(f"{row['id']}  [{finding['turn']}] {finding['kind']}: {finding['evidence']}")
-        click.echo(f"{len(found)} of {len(rows)} conversations have findings")
+                echo(f"{row['id']}  [{finding['turn']}] {finding['kind']}: {finding['evidence']}")
+        echo(f"{len(found)} of {len(rows)} conversations have findings")
     sys.exit(1 if found else 0)

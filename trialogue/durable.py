@@ -67,6 +67,8 @@ def append(path: Path, text: str) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write a file so that a crash leaves either the old one or the new one."""
+    if path.exists() and not path.is_file():
+        raise RunError(f"cannot write {path}: it is not a file")
     partial = path.with_name(path.name + ".partial")
     try:
         with saving(path):

@@ -33,7 +33,10 @@ _HIDDEN = re.compile(
     f"|(?<![^\x00-\x7f])[{_JOINERS}]|[{_JOINERS}](?![^\x00-\x7f])"
 )
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_PLAIN = re.compile(r"[^\W_]+(?:(?:[._:/^-]|,? )[^\W_]+)*")
+_PLAIN = re.compile(
+    r"""(?!\d+[.)])(?!.*(?:\b_|_\b|://|www\.))['"]?[^\W_][\w .,:;'"/%=()+^-]*""", re.IGNORECASE
+)
+"""Words and punctuation that Markdown leaves alone: no list number, no emphasis, no address."""
 _BACKTICKS = re.compile(r"`+")
 
 
@@ -68,7 +71,7 @@ def show_markdown(text: str, most: int = PHRASE) -> str:
     ('get_order', '`![x](http://a.b)`')
     """
     line = show_line(text, most)
-    return line if _PLAIN.fullmatch(line) and "www." not in line.lower() else show_code(text, most)
+    return line if _PLAIN.fullmatch(line) else show_code(text, most)
 
 
 def show_code(text: str, most: int = PHRASE) -> str:

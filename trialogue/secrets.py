@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-from traceback import format_exception
-from types import TracebackType
 from typing import Any, cast
 
 _NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$", re.IGNORECASE)
@@ -52,8 +49,3 @@ def _mask(text: str, secrets: set[str]) -> str:
         if value in text:
             text = text.replace(value, "*" * len(value.encode("utf-8", "surrogateescape")))
     return text
-
-
-def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback with every secret masked; made to be `sys.excepthook`."""
-    sys.stderr.write(redact("".join(format_exception(kind, error, trace))))

@@ -77,7 +77,7 @@ async def test_text_of_a_domain_stays_in_its_place(tmp_path: Path) -> None:
     result = json.loads((path / "result.json").read_text())
     result["families"]["a | b\n# c"] = result["families"].pop("cancel")
     (path / "result.json").write_text(json.dumps(result))
-    assert "| a \\| b # c | 3 |" in to_report(path)
+    assert "| `a \\| b\\n# c` | 3 |" in to_report(path)
 
 
 @pytest.mark.parametrize("state", ["running", "stopped", "failed"])

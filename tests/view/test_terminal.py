@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from rich.console import Console
-
+from trialogue.screen import Screen
 from trialogue.view.terminal import show_check, show_result
 
 
@@ -36,7 +35,7 @@ def test_many_trials_fit(capsys: Any) -> None:
         "run": "runs/x",
     }
     out = io.StringIO()
-    show_result(result, Console(file=out, width=80))
+    show_result(result, Screen(file=out, width=80))
     text = out.getvalue()
     assert "…" not in text
     assert max(len(line) for line in text.splitlines()) <= 80
@@ -48,7 +47,7 @@ def test_every_problem_that_is_counted_is_shown_or_said_to_be_hidden() -> None:
     others = [{"task": "", "problem": f"problem {number}"} for number in range(60)]
     out = io.StringIO()
     checked = {"domain": "d", "tasks": 9, "ok": False, "problems": common + others}
-    show_check(checked, 0, Console(file=out, width=80))
+    show_check(checked, 0, Screen(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert lines[0] == "✗ t0, t1, t2, t3, t4 and 3 more: it is empty"
     assert lines[50] == "… and 11 more problems; --json lists all"

@@ -20,6 +20,7 @@ from trialogue.config import Limits, Speaker
 from trialogue.engine.api import EngineSettings, OptimParams
 from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.school import PAIRS, WORDS, School
+from trialogue.output import echo
 from trialogue.talk.brief import BriefRenderer, to_brief_call, to_brief_result
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout
@@ -67,7 +68,7 @@ async def make_base(
         if average < MASTERED:
             difficulty = min(1.0, difficulty + 0.01)
         if step % 50 == 0:
-            print(f"step={step} loss={average:.4f} difficulty={difficulty:.2f} done={passed:.0%}", flush=True)
+            echo(f"step={step} loss={average:.4f} difficulty={difficulty:.2f} done={passed:.0%}")
     model.save_pretrained(out)
     save_renderer(out, tokenizer, renderer)
     engine.close()

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
-from rich.console import Console
-from rich.text import Text
-
 from trialogue.activity import silence
 from trialogue.messages import ToolCall
+from trialogue.output import echo
+from trialogue.screen import Screen, block, one_line
 from trialogue.talk.model import Model, ModelSource
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn
@@ -33,7 +32,6 @@ from trialogue.world.tools import Tool
 
 COLOURS = {"agent": "dodger_blue1", "user": "deep_pink3"}
 _WRITTEN = re.compile(r"^[\w.-]+=")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class NotUnderstood(Exception):
@@ -47,7 +45,7 @@ class HumanModel:
     side: Side
     domain: Domain
     task: Task
-    console: Console = field(default_factory=Console)
+    console: Screen = field(default_factory=Screen)
     ask: Callable[[str], str] = input
     """Reads one line, showing a prompt; raises EOFError at the end of the input."""
     note: str = ""
@@ -119,12 +117,13 @@ class HumanModel:
         what = self.domain.policy if self.side == "agent" else self.task.instructions
         title = "The policy you follow" if self.side == "agent" else "What you want"
         self.console.rule(f"{self.domain.name} · you are the {self.side}", align="left")
-        self._print(f"{title}\n", what.strip(), "default")
+        self.console.print(one_line(title, "bold"))
+        self._print("  ", what.strip(), "default")
         self.console.print()
         self._list_tools(tools)
         self._help(tools)
         if self.note:
-            self._print("", self.note, "yellow")
+            self.console.print(one_line(self.note, "yellow"), soft_wrap=True)
         self.console.rule()
 
     def _help(self, tools: Mapping[str, Tool]) -> None:
@@ -136,20 +135,21 @@ class HumanModel:
         if self.side == "user":
             lines.append(f"End the conversation with {self.domain.stop_tokens[0]} after your last words.")
         lines.append("/help this · /tools · /brief · /say TEXT says a line that looks like a call · /quit")
-        self._print("", "\n".join(lines), "bright_black")
+        for text in lines:
+            self.console.print(one_line(text, "bright_black"), soft_wrap=True)
 
     def _list_tools(self, tools: Mapping[str, Tool]) -> None:
         if not tools:
             return
-        self.console.print(Text("Tools", style="bold"))
+        self.console.print(one_line("Tools", "bold"))
         for tool in tools.values():
-            line = Text(f"  {tool.name}", style="bold")
+            shown = one_line(f"  {tool.name}", "bold")
             for name in tool.parameters.get("properties", {}):
                 optional = name not in tool.parameters.get("required", ())
                 kind = describe_type(tool.parameters["properties"][name])
-                line.append(f" {name}{'?' if optional else ''}={kind}", style="cyan")
-            line.append(f"  {tool.description.splitlines()[0]}", style="bright_black")
-            self.console.print(line, soft_wrap=True)
+                shown.append_text(one_line(f" {name}{'?' if optional else ''}={kind}", "cyan"))
+            shown.append_text(one_line(f"  {tool.description.splitlines()[0]}", "bright_black"))
+            self.console.print(shown, soft_wrap=True)
 
     def _read(self, line: str, tools: Mapping[str, Tool]) -> Reply | None:
         """The reply a line stands for; None where it was a request to the terminal itself."""
@@ -163,14 +163,14 @@ class HumanModel:
             self._list_tools(tools)
         elif command == "/brief":
             text = self.domain.policy if self.side == "agent" else self.task.instructions
-            self._print("", text.strip(), "default")
+            self._print("  ", text.strip(), "default")
         elif line.startswith("/"):
             self._help(tools)
         elif command in tools:
             try:
                 call = read_call(line, tools[command], f"call_{self._calls}")
             except NotUnderstood as problem:
-                self._print("", str(problem), "red")
+                self.console.print(one_line(str(problem), "red"), soft_wrap=True)
                 return None
             self._calls += 1
             return Reply(tool_calls=(call,))
@@ -179,10 +179,7 @@ class HumanModel:
         return None
 
     def _print(self, mark: str, text: str, style: str) -> None:
-        """Text of a model or tool is text: no markup, and nothing that moves the cursor."""
-        shown = Text().append(mark, style=f"bold {style}")
-        shown.append(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style)
-        self.console.print(shown, soft_wrap=True)
+        self.console.print(block(mark, text, style), soft_wrap=True)
 
 
 class _Watched:
@@ -214,7 +211,7 @@ def fold(text: str, width: int) -> str:
 
 def ask_aside(prompt: str) -> str:
     """Read a line with the prompt on standard error, where standard output belongs to a result."""
-    print(prompt, end="", file=sys.stderr, flush=True)
+    echo(prompt, err=True, nl=False)
     return input()
 
 
@@ -320,7 +317,7 @@ def _drop_typed() -> None:
         import termios
 
         if select.select([sys.stdin], [], [], 0)[0]:
-            print("what was typed after the conversation had ended is dropped", file=sys.stderr)
+            echo("what was typed after the conversation had ended is dropped", err=True)
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trialogue.durable import write
 from trialogue.errors import RunError
 from trialogue.index import Entry
 from trialogue.view.answers import Answers, to_row
@@ -41,10 +42,7 @@ def write_export(run: Path, target: Path, identity: str | None = None, *, most: 
         "tokens": {entry.id: answers.tokens(name, entry.id) for entry in entries},
         "prompts": records.read_json("prompts.json"),
     }
-    try:
-        target.write_text(bake(data), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"cannot write {target}: {error.strerror}") from None
+    write(target, bake(data))
     return {"file": str(target), "conversations": len(entries), "of": records.count()}
 
 

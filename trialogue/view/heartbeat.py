@@ -13,6 +13,7 @@ from threading import Event, Thread
 from time import monotonic
 
 from trialogue.activity import ACTIVITY
+from trialogue.output import echo
 
 SECONDS = 8.0
 """Longest silence; TRIALOGUE_PROGRESS_SECONDS sets another. Under ten, as a busy machine adds to it."""
@@ -62,4 +63,4 @@ def say(line: str) -> None:
     """Show a line on stderr; nobody who reads any more is no reason to stop."""
     ACTIVITY.said = monotonic()
     with suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
+        echo(line, err=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trialogue.durable import write
+from trialogue.foreign import show_code, show_markdown
 from trialogue.index import Entry
 from trialogue.view.answers import find_changed, find_outcome, thin
 from trialogue.view.curves import Curve, draw_curves
@@ -27,7 +29,7 @@ def to_learning_report(path: Path) -> str:
     checks = [line for line in records.metrics if line.get("kind") == "eval"]
     write_curves(path / "curves.svg", steps, checks)
     parts = [
-        f"# {about['kind']} of {about['domain']}",
+        f"# {show_markdown(about['kind'])} of {show_markdown(about['domain'])}",
         _sentence(about, steps, checks),
         "![The curves of the run](curves.svg)",
         _checks(checks),
@@ -53,7 +55,7 @@ def write_curves(target: Path, steps: Sequence[dict[str, Any]], checks: Sequence
     if held_out:
         values = [line["validation_loss"] for line in held_out]
         curves.append(Curve("validation loss", [line["step"] for line in held_out], values))
-    target.write_text(draw_curves(curves, ceiling), encoding="utf-8")
+    write(target, draw_curves(curves, ceiling))
 
 
 def _rate(line: dict[str, Any]) -> str:
@@ -65,9 +67,9 @@ def _sentence(
 ) -> str:
     known = [line for line in checks if "pass^1" in line]
     taken = f"{steps[-1]['step']} steps" if steps else "no step"
-    words = [f"State: {about['state']}, after {taken}."]
+    words = [f"State: {show_markdown(about['state'])}, after {taken}."]
     if about["state"] == "stopped":
-        words.append(f"`trialogue {about['kind']} --resume RUN` goes on.")
+        words.append(f"{show_code('trialogue ' + about['kind'] + ' --resume RUN')} goes on.")
     if known:
         last, first = known[-1], known[0]
         words.append(
@@ -109,8 +111,10 @@ def _ends(records: RunRecords) -> str:
             blame[entry.blame] = blame.get(entry.blame, 0) + 1
     if not ends:
         return ""
-    lines = [f"- {end}: {count}" for end, count in sorted(ends.items())]
-    lines += [f"- to blame for what failed: {who} {count}" for who, count in sorted(blame.items())]
+    lines = [f"- {show_markdown(end)}: {count}" for end, count in sorted(ends.items())]
+    lines += [
+        f"- to blame for what failed: {show_markdown(who)} {count}" for who, count in sorted(blame.items())
+    ]
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 
@@ -138,20 +142,26 @@ def _link(records: RunRecords, entry: Entry) -> str:
     """A conversation by its id, with its address on the page of `trialogue view`."""
     name = records.path.resolve().name
     address = f"http://127.0.0.1:7878/#/run/{quote(name, safe='')}/{quote(entry.id, safe='')}"
-    return f"[`{entry.id.replace('`', chr(39))}`]({address})"
+    return f"[{show_code(entry.id)}]({address})"
 
 
 def _settings(records: RunRecords) -> str:
     changed = find_changed(records)
     if not changed:
         return "## Settings\n\nAll defaults."
-    lines = [f"- `{key} = {json.dumps(value, ensure_ascii=False)}`" for key, value in changed.items()]
+    lines = [
+        f"- {show_code(f'{key} = {json.dumps(value, ensure_ascii=False)}')}" for key, value in changed.items()
+    ]
     return "## Settings that are not the default\n\n" + "\n".join(lines)
 
 
 def _origin(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    command = shlex.join(about["command"]).replace("`", "'").replace("\n", " ")
-    lines = [f"- seed: {about['seed']}", f"- versions: {versions}", f"- begun: {about['created']}"]
-    lines += [f"- marked: {mark}" for mark in about.get("marks", ())]
-    return "## Origin\n\n" + "\n".join([*lines, f"- command: `{command}`"])
+    lines = [
+        f"- seed: {about['seed']}",
+        f"- versions: {show_markdown(versions)}",
+        f"- begun: {show_markdown(about['created'])}",
+    ]
+    lines += [f"- marked: {show_markdown(mark)}" for mark in about.get("marks", ())]
+    command = show_code(shlex.join(about["command"]), 2000)
+    return "## Origin\n\n" + "\n".join([*lines, f"- command: {command}"])

@@ -10,13 +10,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence, to_duration
+from trialogue.output import echo
+from trialogue.screen import Screen, one_line
 
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -34,7 +36,7 @@ CUT_OFF = (
 @contextmanager
 def show_steps(quiet: bool = False, title: str = "", steps: int | None = None) -> Generator[Steps]:
     """Follow learning: give the result to `train` or `sft` as `watch`, and its `started` too."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     shown = Steps(title, steps)
     if quiet:
         yield shown
@@ -51,7 +53,7 @@ def show_steps(quiet: bool = False, title: str = "", steps: int | None = None) -
 
 def _print(line: str) -> None:
     ACTIVITY.said = monotonic()
-    print(line, flush=True)
+    echo(line)
 
 
 class Steps:
@@ -145,7 +147,7 @@ class Steps:
             words.append(f"left={to_duration(left).replace(' ', '')}")
         self.tell(" ".join(words))
         for warning in metrics.get("warnings", ()):
-            print(f"  warning: {warning}", file=sys.stderr, flush=True)
+            echo(f"  warning: {warning}", err=True)
 
     def _pace(self) -> float:
         recent = self.durations[-8:]
@@ -163,9 +165,10 @@ class Steps:
         return Group(self._head(), self._progress(), self._figures(), self._foot())
 
     def _head(self) -> Text:
-        head = Text(self.title, style="bold", overflow="ellipsis", no_wrap=True)
+        head = one_line(self.title, "bold")
+        head.overflow, head.no_wrap = "ellipsis", True
         if self.run is not None:
-            head.append(f" · {self.run}", style="default")
+            head.append_text(one_line(f" · {self.run}", "default"))
         return head
 
     def _progress(self) -> RenderableType:
@@ -177,7 +180,7 @@ class Steps:
         row.add_row(
             f"step {self.step}/{self.steps or '?'}",
             ProgressBar(total=self.steps or 1, completed=partly if self.steps else 0, width=32),
-            Text(f"{talk}{errors}"),
+            one_line(f"{talk}{errors}"),
         )
         return row
 
@@ -199,15 +202,15 @@ class Steps:
                 parts.append(f"eta {to_duration(left)}")
         if self.cost:
             parts.append(f"cost {self.cost:.4f}")
-        return Text("   ".join(parts) or ACTIVITY.describe() or "starting …")
+        return one_line("   ".join(parts) or ACTIVITY.describe() or "starting …")
 
     def _foot(self) -> Text:
         if self.stopping:
-            return Text("finishing the step, then saving; ctrl-c again stops now", style="yellow")
+            return one_line("finishing the step, then saving; ctrl-c again stops now", "yellow")
         look = f"trialogue view {self.run.parent}" if self.run is not None else "trialogue view"
         if warnings := [*self.last.get("warnings", ()), *self.held_out_warnings]:
-            return Text(f"warning: {warnings[0]}", style="yellow")
-        return Text(f"look: {look}        stop: ctrl-c once saves and ends", style="bright_black")
+            return one_line(f"warning: {warnings[0]}", "yellow")
+        return one_line(f"look: {look}        stop: ctrl-c once saves and ends", "bright_black")
 
 
 def spark(values: list[float]) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from trialogue.errors import RunError
+from trialogue.foreign import show_cell, show_code, show_markdown
 from trialogue.index import Entry
 from trialogue.view.records import RunRecords
 
@@ -80,14 +81,14 @@ def to_comparison(compared: dict[str, Any]) -> str:
     sentence = f"On {compared['tasks']} common tasks the second run is **{compared['difference']:+.3f}**"
     counts = f"Better on {compared['better']} tasks, worse on {compared['worse']}, the same on {even}."
     lines = [
-        f"# {compared['one']} against {compared['other']}",
+        f"# {show_markdown(compared['one'])} against {show_markdown(compared['other'])}",
         "",
         f"{sentence} ({low:+.3f} to {high:+.3f}): {verdict}.",
         "",
         "| | reward |",
         "|---|---:|",
-        f"| {compared['one']} | {compared['reward_one']:.3f} |",
-        f"| {compared['other']} | {compared['reward_other']:.3f} |",
+        f"| {show_cell(compared['one'])} | {compared['reward_one']:.3f} |",
+        f"| {show_cell(compared['other'])} | {compared['reward_other']:.3f} |",
         "",
         f"{counts} The interval is a 95 % percentile bootstrap over the differences of tasks.",
     ]
@@ -95,7 +96,8 @@ def to_comparison(compared: dict[str, Any]) -> str:
         if compared[key]:
             lines += ["", f"## {title}", ""]
             lines += [
-                f"- `{item['task']}`: {item['difference']:+.2f} (`{item['one']}` against `{item['other']}`)"
+                f"- {show_code(item['task'])}: {item['difference']:+.2f} "
+                f"({show_code(item['one'])} against {show_code(item['other'])})"
                 for item in compared[key]
             ]
     return "\n".join(lines)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.config import EvalConfig, Section, SynthesizeConfig, difference_from_defaults, to_config
+from trialogue.durable import write
 from trialogue.errors import RunError
+from trialogue.foreign import show_cell, show_code, show_markdown
 from trialogue.run import read_about, read_trajectories
 from trialogue.trajectory import Trajectory, tell_near_calls
 from trialogue.view.export import write_export
@@ -18,6 +20,8 @@ from trialogue.view.terminal import tell_failed
 
 BAKED = 40
 """Conversations in the page beside the report."""
+LISTED = 50
+"""Longest list of names that models or tasks choose."""
 
 
 def write_report(path: Path) -> Path:
@@ -25,7 +29,7 @@ def write_report(path: Path) -> Path:
     kind = read_about(path).get("kind")
     text = to_learning_report(path) if kind in ("train", "sft") else to_report(path)
     target = path / "report.md"
-    target.write_text(text, encoding="utf-8")
+    write(target, text)
     write_export(path, path / "report.html", most=BAKED)
     return target
 
@@ -54,7 +58,7 @@ def to_report(path: Path) -> str:
     result = read_result(path)
     if about["kind"] == "synthesize":
         parts = [
-            f"# synthesize of {result['domain']}",
+            f"# synthesize of {show_markdown(result['domain'])}",
             _corpus(result),
             _ledger(result),
             _settings(path, SynthesizeConfig),
@@ -63,7 +67,7 @@ def to_report(path: Path) -> str:
         return "\n\n".join(part for part in parts if part) + "\n"
     held = [item for item in read_trajectories(path) if item.reward is not None]
     parts = [
-        f"# {about['kind']} of {result['domain']}",
+        f"# {show_markdown(about['kind'])} of {show_markdown(result['domain'])}",
         _sentence(result),
         _figures_table(result),
         _ends(result),
@@ -78,22 +82,25 @@ def to_report(path: Path) -> str:
 
 def _corpus(result: dict[str, Any]) -> str:
     """How many conversations were kept, by family, and why the others were not."""
-    judge = f", judged by **{result['judge']}**" if result["judge"] else ""
+    judge = f", judged by **{show_markdown(result['judge'])}**" if result["judge"] else ""
     parts = [
         f"**{result['accepted']}** of {result['held']} conversations were accepted.",
         f"{result['train']} are to train on, {result['validation']} for validation.",
-        f"Agent: **{result['agent']}**, user: **{result['user']}**{judge}.",
+        f"Agent: **{show_markdown(result['agent'])}**, user: **{show_markdown(result['user'])}**{judge}.",
         "## Rejected, by reason",
         "\n".join(
             [_row(["", "conversations"]), "|---|---:|"]
-            + [_row([_cell(why), str(count)]) for why, count in result["reasons"].items()]
+            + [_row([show_cell(why), str(count)]) for why, count in result["reasons"].items()]
         )
         if result["reasons"]
         else "None.",
         "## Accepted, by family",
         "\n".join(
             [_row(["", "conversations"]), "|---|---:|"]
-            + [_row([_cell(family or "(none)"), str(count)]) for family, count in result["families"].items()]
+            + [
+                _row([show_cell(family or "none"), str(count)])
+                for family, count in result["families"].items()
+            ]
         ),
     ]
     return "\n\n".join(parts)
@@ -103,8 +110,8 @@ def _sentence(result: dict[str, Any]) -> str:
     if "pass^1" not in result:
         return "No conversation could be graded."
     return (
-        f"**{result['agent']}** with user **{result['user']}** solves "
-        f"**{result['pass^1']:.1%}** of {result['tasks']} tasks of split `{result['split']}` "
+        f"**{show_markdown(result['agent'])}** with user **{show_markdown(result['user'])}** solves "
+        f"**{result['pass^1']:.1%}** of {result['tasks']} tasks of split {show_code(result['split'])} "
         f"(95 % interval {result['pass^1_low']:.1%} to {result['pass^1_high']:.1%}, "
         f"{result['trials']} conversation{'s' if result['trials'] > 1 else ''} per task)."
     )
@@ -117,8 +124,8 @@ def _figures_table(result: dict[str, Any]) -> str:
     headings += ["tokens"] * has_tokens + ["cost"] * has_cost + ["seconds"]
     lines = [_row(headings), "|---|" + "---:|" * (len(headings) - 1)]
     rows = [("all", result)]
-    rows += [(_cell(name), figures) for name, figures in result["families"].items()]
-    rows += [(f"level {name}", figures) for name, figures in result["levels"].items()]
+    rows += [(show_cell(name), figures) for name, figures in result["families"].items()]
+    rows += [(f"level {show_cell(name)}", figures) for name, figures in result["levels"].items()]
     for name, figures in rows:
         cells = [name, str(figures["tasks"])]
         cells += [
@@ -147,20 +154,17 @@ def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _cell(text: str) -> str:
-    """Text that stays inside its place in the table, on its line."""
-    return " ".join(text.replace("|", "\\|").split())
-
-
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _ends(result: dict[str, Any]) -> str:
-    lines = [f"- {end}: {count}" for end, count in result["ends"].items()]
+    lines = [f"- {show_markdown(end)}: {count}" for end, count in result["ends"].items()]
     if failed := tell_failed(result):
-        lines.append(f"- {failed}")
-        lines += [f"  - {count} × {_cell(error)}" for error, count in result.get("errors", {}).items()]
+        lines.append(f"- {show_markdown(failed)}")
+        errors = list(result.get("errors", {}).items())
+        lines += [f"  - {count} × {show_markdown(error)}" for error, count in errors[:LISTED]]
+        lines += [f"  - and {len(errors) - LISTED} other errors"] * (len(errors) > LISTED)
     if result.get("near_calls"):
         lines.append(f"- {tell_near_calls(result['near_calls'])}")
     return "## How conversations ended\n\n" + "\n".join(lines)
@@ -171,7 +175,7 @@ def _spending(result: dict[str, Any]) -> str:
     lines.append("|---|" + "---:|" * 6)
     for side, used in result["sides"].items():
         counts = [str(used[key]) for key in ("calls", "prompt", "completion", "cached")]
-        lines.append(_row([side, *counts, _number(used["cost"], 4), _number(used["seconds"], 1)]))
+        lines.append(_row([show_cell(side), *counts, _number(used["cost"], 4), _number(used["seconds"], 1)]))
     wall = f"The whole took {result['wall_seconds']:.1f} s on the wall clock."
     return "## What it took\n\n" + "\n".join(lines) + f"\n\n{wall}"
 
@@ -183,14 +187,18 @@ def _ledger(result: dict[str, Any]) -> str:
     lines = ["| | model | calls | prompt tokens | completion tokens | dollars |", "|---|---|" + "---:|" * 4]
     for used in result["ledger"]:
         counts = [str(used[key]) for key in ("calls", "prompt", "completion")]
-        lines.append(_row([used["role"], _cell(used["model"]), *counts, _number(used["usd"], 4)]))
+        lines.append(
+            _row([show_cell(used["role"]), show_cell(used["model"]), *counts, _number(used["usd"], 4)])
+        )
     return "## What it took\n\n" + "\n".join(lines)
 
 
 def _tools(result: dict[str, Any]) -> str:
     if not result["tools"]:
         return ""
-    lines = [f"- `{_code(name)}`: {count}" for name, count in result["tools"].items()]
+    tools = list(result["tools"].items())
+    lines = [f"- {show_code(name)}: {count}" for name, count in tools[:LISTED]]
+    lines += [f"- and {len(tools) - LISTED} other names"] * (len(tools) > LISTED)
     return "## Tool calls of the agent\n\n" + "\n".join(lines)
 
 
@@ -205,16 +213,12 @@ def _losses(held: list[Trajectory]) -> str:
         return ""
     parts: list[str] = []
     for reason, items in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
-        parts.append(f"**{reason}** ({len(items)})\n")
+        parts.append(f"**{show_markdown(reason)}** ({len(items)})\n")
         for item in items[:5]:
             why = item.reward.why[0] if item.reward and item.reward.why else ""
-            parts.append(f"- `{_code(item.id)}`: {_cell(why)[:300]}")
+            parts.append(f"- {show_code(item.id)}: {show_markdown(why) if why else ''}".rstrip())
         parts.append("")
     return "## Lost conversations\n\nUp to five of each kind.\n\n" + "\n".join(parts).rstrip()
-
-
-def _code(text: str) -> str:
-    return text.replace("`", "'").replace("\n", " ")
 
 
 def _settings(path: Path, kind: type[Section] = EvalConfig) -> str:
@@ -222,15 +226,25 @@ def _settings(path: Path, kind: type[Section] = EvalConfig) -> str:
     changed = difference_from_defaults(to_config(kind, data, "config.json"))
     if not changed:
         return "## Settings\n\nAll defaults."
-    lines = [f"- `{key} = {json.dumps(value, ensure_ascii=False)}`" for key, value in changed.items()]
+    lines = [
+        f"- {show_code(f'{key} = {json.dumps(value, ensure_ascii=False)}')}" for key, value in changed.items()
+    ]
     return "## Settings that are not the default\n\n" + "\n".join(lines)
 
 
 def _origin(about: dict[str, Any], result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines = [f"- seed: {about['seed']}", f"- versions: {versions}", f"- begun: {about['created']}"]
-    lines.append(f"- prompts: {result['prompts']}, tasks: {result['tasks_hash']}")
-    lines += [f"- marked: {mark}" for mark in about.get("marks", ())]
-    lines += [f"- {name}: {note}" for name, note in result.get("notes", {}).items()]
-    lines.append(f"- command: `{_code(shlex.join(about['command']))}`")
+    lines = [
+        f"- seed: {about['seed']}",
+        f"- versions: {show_markdown(versions)}",
+        f"- begun: {show_markdown(about['created'])}",
+    ]
+    lines.append(
+        f"- prompts: {show_markdown(result['prompts'])}, tasks: {show_markdown(result['tasks_hash'])}"
+    )
+    lines += [f"- marked: {show_markdown(mark)}" for mark in about.get("marks", ())]
+    lines += [
+        f"- {show_markdown(name)}: {show_markdown(note)}" for name, note in result.get("notes", {}).items()
+    ]
+    lines.append(f"- command: {show_code(shlex.join(about['command']), 2000)}")
     return "## Origin\n\n" + "\n".join(lines)

@@ -9,19 +9,18 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence
+from trialogue.screen import Row, Screen, block, one_line
 from trialogue.trajectory import Trajectory, tell_near_calls
 
 
 @contextmanager
 def show_progress(quiet: bool = False) -> Generator[None]:
     """A live line of what goes on, on a terminal; elsewhere `heartbeat` writes plain ones."""
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     if quiet or not console.is_terminal:
         yield
         return
@@ -30,7 +29,7 @@ def show_progress(quiet: bool = False) -> Generator[None]:
 
         def follow() -> None:
             while not over.wait(0.25):
-                status.update(Text(ACTIVITY.describe() or "…"))
+                status.update(one_line(ACTIVITY.describe() or "…"))
 
         thread = Thread(target=follow, daemon=True, name="progress")
         thread.start()
@@ -41,42 +40,39 @@ def show_progress(quiet: bool = False) -> Generator[None]:
             thread.join()
 
 
-def show_result(result: dict[str, Any], console: Console | None = None) -> None:
+def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
     """An evaluation as a table: overall, by family, by level, and how conversations ended."""
-    console = console or Console()
+    console = console or Screen()
     title = f"{result['domain']} · {result['split']} · agent {result['agent']} · user {result['user']}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
     hats = [key for key in result if key.startswith("pass^") and "_" not in key]
     shown = hats[:3]  # what fits into eighty columns; the others come below
-    for heading in ("tasks", *(shown[:1] or ["pass^1"]), "95 %", *shown[1:], "turns", "calls"):
-        table.add_column(heading, justify="right")
-    _add_row(table, "all", result, shown)
+    headings = ("", "tasks", *(shown[:1] or ["pass^1"]), "95 %", *shown[1:], "turns", "calls")
+    rows: list[Row | None] = [_to_row("all", result, shown)]
     for part in ("families", "levels"):
         if result[part]:
-            table.add_section()
+            rows.append(None)
         for name, figures in result[part].items():
-            _add_row(table, name if part == "families" else f"level {name}", figures, shown)
-    console.print(table)
+            rows.append(_to_row(name if part == "families" else f"level {name}", figures, shown))
+    console.print_table(title, headings, rows)
     if len(hats) > len(shown):
         more = ", ".join(f"{hat} {result[hat]:.3f}" for hat in hats[len(shown) :])
-        console.print(f"{more} (all tasks)", highlight=False)
+        console.print(f"{more} (all tasks)")
     if result["family_mean"] is not None:
         number = len(result["families"])
-        console.print(f"mean of {number} families: {result['family_mean']:.3f}", highlight=False)
+        console.print(f"mean of {number} families: {result['family_mean']:.3f}")
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
-    console.print(f"ends: {ends}", highlight=False)
+    console.print(f"ends: {ends}")
     if failed := tell_failed(result):
-        console.print(failed, highlight=False, soft_wrap=True)
+        console.print(failed, soft_wrap=True)
         for error, count in result.get("errors", {}).items():
-            console.print(f"  {count} × {error}", highlight=False, markup=False)
+            console.print(f"  {count} × {error}")
     if result.get("near_calls"):
-        console.print(tell_near_calls(result["near_calls"]), style="yellow", soft_wrap=True, highlight=False)
-    for line in spending(result):
-        console.print(line, highlight=False)
+        console.print(tell_near_calls(result["near_calls"]), style="yellow", soft_wrap=True)
+    for text in spending(result):
+        console.print(text)
     for name, note in result.get("notes", {}).items():
-        console.print(f"{name}: {note}", highlight=False, markup=False)
-    console.print(f"run: {result['run']}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"{name}: {note}")
+    console.print(f"run: {result['run']}", soft_wrap=True)
 
 
 def tell_failed(result: dict[str, Any]) -> str:
@@ -106,11 +102,10 @@ def spending(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _add_row(table: Table, name: str, figures: dict[str, Any], hats: list[str]) -> None:
+def _to_row(name: str, figures: dict[str, Any], hats: list[str]) -> Row:
     if "pass^1" not in figures:
-        table.add_row(name, str(figures["tasks"]))
-        return
-    table.add_row(
+        return name, str(figures["tasks"])
+    return (
         name,
         str(figures["tasks"]),
         f"{figures['pass^1']:.3f}",
@@ -122,7 +117,7 @@ def _add_row(table: Table, name: str, figures: dict[str, Any], hats: list[str]) 
 
 
 def show_why(
-    trajectory: Trajectory, ended: str, changes: Sequence[tuple[str, Any, Any]], console: Console
+    trajectory: Trajectory, ended: str, changes: Sequence[tuple[str, Any, Any]], console: Screen
 ) -> None:
     """Why a conversation ended and got its reward: the parts, the evidence, what changed in the database."""
     reward = trajectory.reward
@@ -142,30 +137,29 @@ def show_why(
         lines.append(("changed: nothing", "bold"))
     why = f": {ended}" if ended else ""
     lines.append((f"ended by {trajectory.end} after {len(trajectory.turns)} turns{why}", "bright_black"))
-    text = Text("\n").join(Text(line, style=style) for line, style in lines)
+    text = Text("\n").join(one_line(told, style) for told, style in lines)
     title = "no reward" if reward is None else f"reward {reward.value:.2f}"
-    console.print(Panel(text, title=title, title_align="left", expand=False))
+    console.print(Panel(text, title=one_line(title), title_align="left", expand=False))
 
 
 def _value(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def show_check(checked: dict[str, Any], played: int, console: Console | None = None) -> None:
+def show_check(checked: dict[str, Any], played: int, console: Screen | None = None) -> None:
     """The outcome of a check: every problem, grouped by what it is."""
-    console = console or Console()
+    console = console or Screen()
     by_text: dict[str, list[str]] = {}
     for problem in checked["problems"]:
         by_text.setdefault(problem["problem"], []).append(problem["task"])
     for text, tasks in list(by_text.items())[:50]:
         named = [task for task in tasks if task]
         where = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
-        mark = Text("✗ ", style="bold red")
-        mark.append(f"{where}: {text}" if where else text, style="default")
-        console.print(mark, soft_wrap=True)
+        told = one_line(f"{where}: {text}" if where else text)
+        console.print(Text.assemble(("✗ ", "bold red"), told), soft_wrap=True)
     hidden = sum(len(tasks) for tasks in list(by_text.values())[50:])
     if hidden:
-        console.print(f"… and {hidden} more problems; --json lists all", highlight=False)
+        console.print(f"… and {hidden} more problems; --json lists all")
     number, lines = len(checked["problems"]), len(by_text)
     verdict = "ok" if checked["ok"] else f"{number} problem{'s' if number > 1 else ''}"
     if lines < number:
@@ -173,84 +167,73 @@ def show_check(checked: dict[str, Any], played: int, console: Console | None = N
     text = (
         f"{checked['domain']}: {checked['tasks']} tasks checked, {played} played by the rule-based parties: "
     )
-    console.print(
-        Text(text).append(verdict, style="bold green" if checked["ok"] else "bold red"), soft_wrap=True
-    )
+    ending = one_line(verdict, "bold green" if checked["ok"] else "bold red")
+    console.print(Text.assemble(one_line(text), ending), soft_wrap=True)
 
 
-def show_corpus(result: dict[str, Any], console: Console | None = None) -> None:
+def show_corpus(result: dict[str, Any], console: Screen | None = None) -> None:
     """What a synthesis came to: how many were accepted, and why the others were not."""
-    console = console or Console()
-    table = Table(
-        title=f"{result['domain']} · agent {result['agent']} · user {result['user']}", title_justify="left"
-    )
-    table.add_column("")
-    table.add_column("conversations", justify="right")
+    console = console or Screen()
+    title = f"{result['domain']} · agent {result['agent']} · user {result['user']}"
     rows = [("held", result["held"]), ("accepted", result["accepted"])]
     rows += [(f"  {part}", result[part]) for part in ("train", "validation")]
     rows += [
         ("rejected", result["rejected"]),
         *((f"  {why}", number) for why, number in result["reasons"].items()),
     ]
-    for name, number in rows:
-        table.add_row(name, str(number))
-    console.print(table)
+    console.print_table(title, ("", "conversations"), ((name, str(number)) for name, number in rows))
     if result["cost"] is not None:
-        console.print(f"cost: {result['cost']:.4f}", highlight=False)
-    console.print(f"wall clock: {result['wall_seconds']:.1f} s", highlight=False)
+        console.print(f"cost: {result['cost']:.4f}")
+    console.print(f"wall clock: {result['wall_seconds']:.1f} s")
     for file in ("accepted.jsonl", "rejected.jsonl", "train.parquet", "validation.parquet"):
-        console.print(f"{result['run']}/{file}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"{result['run']}/{file}", soft_wrap=True)
 
 
-def show_conversation(trajectory: Trajectory, place: str, console: Console) -> None:
+def show_conversation(trajectory: Trajectory, place: str, console: Screen) -> None:
     """One conversation for a person to decide about: the user's scenario, what was said, what was found."""
-    console.rule(Text(f"{place} · {trajectory.id} · {trajectory.end}"))
-    console.print(Text(trajectory.task.instructions, style="italic"), soft_wrap=True)
+    console.rule(one_line(f"{place} · {trajectory.id} · {trajectory.end}"))
+    console.print(block("  ", trajectory.task.instructions, "italic"), soft_wrap=True)
     for turn in trajectory.turns:
         message = turn.message
         if message.role == "tool":
             style = "red" if turn.failed else "bright_black"
-            console.print(Text(f"  = {message.content}", style=style), soft_wrap=True)
+            console.print(block("  = ", message.content, style), soft_wrap=True)
         elif message.content:
             style = "bold" if turn.side == "agent" else "cyan"
-            console.print(Text(f"{turn.side}: {message.content}", style=style), soft_wrap=True)
+            console.print(block(f"{turn.side}: ", message.content, style), soft_wrap=True)
         for call in message.tool_calls:
-            console.print(Text(f"  > {call.name} {_value(call.arguments)}", style="yellow"), soft_wrap=True)
+            console.print(one_line(f"  > {call.name} {_value(call.arguments)}", "yellow"), soft_wrap=True)
     for verdict in trajectory.meta.get("verdicts", ()):
         word = "accepted" if verdict["accepted"] else f"rejected: {', '.join(verdict.get('reasons', ()))}"
         by = f" by {verdict['by']}" if verdict.get("by") else ""
-        console.print(Text(f"{verdict['stage']}{by}: {word} {verdict.get('note', '')}", style="magenta"))
+        console.print(one_line(f"{verdict['stage']}{by}: {word} {verdict.get('note', '')}", "magenta"))
 
 
 def show_demo(
     before: dict[str, Any], after: dict[str, Any], summary: dict[str, Any], directory: Path
 ) -> None:
     """What the demonstration came to, before and after learning from users."""
-    console = Console()
-    table = Table(title=f"{summary['test_tasks']} held-out test tasks", title_justify="left")
-    table.add_column("")
-    for heading in ("after SFT", "95 %", "after RL", "95 %"):
-        table.add_column(heading, justify="right")
+    console = Screen()
     rows = [("all", before, after)]
     rows += [(name, before["families"][name], after["families"][name]) for name in before["families"]]
-    for name, old, new in rows:
-        table.add_row(
-            name,
-            f"{old['pass^1']:.1%}",
-            f"{old['pass^1_low']:.0%}–{old['pass^1_high']:.0%}",
-            f"{new['pass^1']:.1%}",
-            f"{new['pass^1_low']:.0%}–{new['pass^1_high']:.0%}",
-        )
-    console.print(table)
+    console.print_table(
+        f"{summary['test_tasks']} held-out test tasks",
+        ("", "after SFT", "95 %", "after RL", "95 %"),
+        ((name, *_to_success(old), *_to_success(new)) for name, old, new in rows),
+    )
     console.print(
         f"{summary['seconds']['total']:.0f} s in all; curve: {directory / 'curve.png'}", soft_wrap=True
     )
     console.print(f"talk to it: trialogue chat {directory / 'rl'}", soft_wrap=True)
 
 
-def show_users(result: dict[str, Any], console: Console | None = None) -> None:
+def _to_success(figures: dict[str, Any]) -> Row:
+    return f"{figures['pass^1']:.1%}", f"{figures['pass^1_low']:.0%}–{figures['pass^1_high']:.0%}"
+
+
+def show_users(result: dict[str, Any], console: Screen | None = None) -> None:
     """Several users side by side, and how often the outcome is the same with them."""
-    console = console or Console()
+    console = console or Screen()
     lines: dict[str, Callable[[dict[str, Any]], str]] = {
         "success %": lambda row: _percent(row["pass^1"]),
         "  95 % interval": lambda row: f"{_percent(row['pass^1_low'])} to {_percent(row['pass^1_high'])}",
@@ -263,10 +246,9 @@ def show_users(result: dict[str, Any], console: Console | None = None) -> None:
         "facts told at once %": lambda row: _percent(row["revealed_at_once"]),
         "cost": lambda row: _number(row["cost"]),
     }
-    table = Table("", *result["users"])
-    for name, show in lines.items():
-        table.add_row(name, *(show(row) for row in result["users"].values()))
-    console.print(table)
+    users: dict[str, dict[str, Any]] = result["users"]
+    rows = ((name, *(show(row) for row in users.values())) for name, show in lines.items())
+    console.print_table("", ("", *users), rows)
     for pair, found in result["agreement"].items():
         if found["conversations"]:
             console.print(
@@ -276,7 +258,7 @@ def show_users(result: dict[str, Any], console: Console | None = None) -> None:
             )
     for user, row in result["users"].items():
         for kind, count in row["findings"].items():
-            console.print(f"{user}: {kind} {count}", highlight=False)
+            console.print(f"{user}: {kind} {count}")
 
 
 def _percent(value: float | None) -> str:
