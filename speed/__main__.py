@@ -31,6 +31,7 @@ MEASUREMENTS = {
     "growth": "Growth",
     "start": "Waiting for a first result",
     "reach": "Learning to a goal",
+    "busy": "A busy machine",
 }
 NEEDS_MODEL = {"step", "sample", "update"}
 RESULTS = ROOT / "speed" / "results.json"

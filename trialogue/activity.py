@@ -67,8 +67,8 @@ class Activity:
         if self.tokens > tokens:
             words.append(f"{self.tokens - tokens:,} tokens")
         words.append(f"{to_duration(monotonic() - phases[0].began)} so far")
-        left = next((left for phase in phases if (left := phase.estimate()) is not None), None)
-        if left is not None:
+        counted = next((phase for phase in phases if phase.total is not None), phases[0])
+        if (left := counted.estimate()) is not None:
             words.append(f"about {to_duration(left)} left")
         return ", ".join(words)
 

@@ -421,12 +421,21 @@ def chat_verb(
 @main.command("demo")
 @click.option("--out", default="runs/demo", show_default=True, help="Folder for everything it writes.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.5), help="Shorten it to about so many; the whole takes six."
+)
 @JSON
-def demo_verb(out: str, seed: int, as_json: bool) -> None:
-    """Train the built-in shop's agent on this machine's CPU: cold start, then learning from users."""
-    import asyncio
+def demo_verb(out: str, seed: int, minutes: float | None, as_json: bool) -> None:
+    """Train the built-in shop's agent on this machine's CPU: cold start, then learning from users.
 
-    from trialogue.learn.demo import demonstrate
+    \b
+    trialogue demo
+    trialogue demo --minutes 1
+    """
+    import asyncio
+    from functools import partial
+
+    from trialogue.learn.demo import Size, demonstrate
     from trialogue.run import set_aside
     from trialogue.view.live import show_steps
     from trialogue.view.terminal import show_demo
@@ -436,7 +445,9 @@ def demo_verb(out: str, seed: int, as_json: bool) -> None:
     if earlier is not None:
         echo(f"the demonstration before this one is now at {earlier}", err=True)
     with show_steps(quiet=as_json) as watch:
-        result = asyncio.run(demonstrate(directory, seed, lambda text: echo(text, err=as_json), watch))
+        size = Size() if minutes is None else Size.fit(minutes)
+        told = partial(echo, err=as_json)
+        result = asyncio.run(demonstrate(directory, seed, told, watch, size))
     if as_json:
         echo_json(result["summary"])
     else:

@@ -95,6 +95,8 @@ class Steps:
                 )
             return
         self.step = step
+        if (steps := metrics.get("steps", self.steps)) != self.steps:  # of a demonstration's next part
+            self.steps, self.durations, self.stepped = steps, [], monotonic()
         if kind == "eval":
             self.held_out_warnings = list(metrics.get("warnings", ()))
         if kind == "eval" and "pass^1" in metrics:
@@ -105,7 +107,6 @@ class Steps:
             self.stepped = now
             self.last = metrics
             self.changed += not metrics.get("skipped")
-            self.steps = metrics.get("steps", self.steps)
             self.failed += metrics.get("failed", 0)
             self.cost += metrics.get("cost") or 0.0
             self.talking = None
@@ -150,7 +151,9 @@ class Steps:
             echo(f"  warning: {warning}", err=True)
 
     def _pace(self) -> float:
-        recent = self.durations[-8:]
+        recent = (
+            self.durations[1:][-8:] or self.durations
+        )  # the first one has waited for all that came before
         return sum(recent) / len(recent)
 
     def _estimate(self) -> float | None:
