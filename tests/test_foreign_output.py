@@ -164,9 +164,9 @@ def test_eval_and_resume_show_what_an_endpoint_says_as_text(folder: Path) -> Non
         assert "\\x1b]52;c;" in refuse(done)
         shown = run_on_terminal(folder, "eval", "bakery", *words[:-1], "run.name=t")
         refuse_control(shown)
-        again = run(folder, "eval", "--resume", "runs/e")
+        again = run(folder, "eval", "--resume", "runs/e", "--trust")
         assert "\\x1b]52;c;" in refuse(again)
-        data = run(folder, "eval", "--resume", "runs/e", "--json")
+        data = run(folder, "eval", "--resume", "runs/e", "--json", "--trust")
     refuse(data)
     assert "FORGED" in str(json.loads(data.stdout)["errors"])
 
@@ -181,6 +181,7 @@ def test_what_a_model_says_and_calls_is_text_everywhere(folder: Path) -> None:
         ("score", "runs/r", "--domain", "bakery", "--json"),
         ("users", "audit", "runs/r", "--domain", "bakery"),
         ("users", "audit", "runs/r", "--domain", "bakery", "--json"),
+        ("eval", "--resume", "runs/r", "--trust"),
         ("eval", "--resume", "runs/r"),
     ):
         refuse(run(folder, *words))
@@ -200,6 +201,21 @@ def test_play_shows_the_other_side_as_text(folder: Path, side: str) -> None:
             assert "\\x1b]52;c;" in text
             assert "[bold red]markup[/]" in text.replace("\n", "")
             refuse_control(run_on_terminal(folder, *words, said="hello\n/quit\n"))
+
+
+def test_a_run_that_others_edited_is_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a resumed run would do is told in words of that run."""
+    path = hold(folder, "r")
+    monkeypatch.chdir(folder)
+    for file in ("config.json", "run.json", "result.json"):
+        whole = json.loads((path / file).read_text())
+        for place in list_texts(whole):
+            (path / file).write_text(json.dumps(put(whole, place, NASTY)))
+            for words in (("eval", "--resume", "runs/r"), ("report", "runs/r")):
+                done = CliRunner().invoke(main, list(words), catch_exceptions=True)
+                refuse_control(done.stdout_bytes.decode())
+                refuse_control(done.stderr_bytes.decode())
+        (path / file).write_text(json.dumps(whole))
 
 
 def test_records_are_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,7 @@ Exit status: 0 ok, 1 failed, 2 wrong usage, 128 + the number of the signal that 
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from errno import ENAMETOOLONG, EPIPE
@@ -16,7 +14,7 @@ from typing import Any
 
 import click
 
-from trialogue.output import echo, find_broken_output, open_output
+from trialogue.output import BrokenOutput, drop_output, echo, open_output
 
 FOR_PEOPLE = {"chat", "play", "review", "view"}
 """Verbs that wait for somebody: they show no progress of their own."""
@@ -117,16 +115,12 @@ def ending_by_signal() -> Generator[list[int]]:
 
 
 def _tell_os_error(error: OSError) -> None:
-    """Say what the system refused. Where it is the output itself, nothing more is written to it."""
-    if (broken := find_broken_output()) is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        text = f"cannot write the output: {broken.strerror}"
-    elif error.filename is not None:
-        text = f"{error.filename}: {error.strerror or error}"
-    else:
-        text = str(error)
+    """Say what the system refused."""
+    text = error.strerror or str(error)
+    if isinstance(error, BrokenOutput):
+        drop_output()
     with suppress(OSError):  # standard error may be on the same disk
-        echo(f"trialogue: {text}", err=True)
+        echo(f"trialogue: {text if error.filename is None else f'{error.filename}: {text}'}", err=True)
 
 
 def _is_text(word: str) -> bool:

@@ -9,7 +9,11 @@ from __future__ import annotations
 import codecs
 import io
 import logging
+import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from errno import EPIPE
 from traceback import format_exception
 from types import TracebackType
 from typing import Any
@@ -23,19 +27,23 @@ _ASCII = {"–": "-", "—": "-", "·": "|", "…": "...", "×": "x", "✓": "+"
 """What we write ourselves, for an output that has only ASCII."""
 
 
+class BrokenOutput(OSError):
+    """Standard output or error cannot be written, such as on a full disk."""
+
+
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print one line; line breaks in the text are shown as escapes."""
-    click.echo(show_line(redact(text)), err=err, nl=nl)
+    _print(show_line(redact(text)), err, nl)
 
 
 def echo_lines(text: str, *, err: bool = False) -> None:
     """Print a text of ours that has several lines. What others wrote in it must have been made one line."""
-    click.echo("\n".join(show_line(line) for line in redact(text).split("\n")), err=err)
+    _print("\n".join(show_line(line) for line in redact(text).split("\n")), err)
 
 
 def echo_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    click.echo(show_json(value, plain=not _is_unicode(sys.stdout)))
+    _print(show_json(value, plain=not _is_unicode(sys.stdout)))
 
 
 def confirm(question: str) -> bool:
@@ -54,13 +62,21 @@ def open_output() -> None:
     sys.excepthook = show_traceback
 
 
-def find_broken_output() -> OSError | None:
-    """Why standard output cannot be written, such as a full disk."""
+@contextmanager
+def printing() -> Generator[None]:
+    """Tell an output that cannot be written from other faults of the system."""
     try:
-        sys.stdout.flush()
+        yield
     except OSError as error:
-        return error
-    return None
+        if error.errno == EPIPE:  # click ends quietly when nobody reads any more
+            raise
+        raise BrokenOutput(error.errno, f"cannot write the output: {error.strerror}") from error
+
+
+def drop_output() -> None:
+    """Write nothing more to standard output: what is left in its buffer cannot be written either."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -77,6 +93,11 @@ class _EchoHandler(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             show_traceback(type(error), error, error.__traceback__)
+
+
+def _print(text: str, err: bool = False, nl: bool = True) -> None:
+    with printing():
+        click.echo(text, file=sys.stderr if err else sys.stdout, nl=nl)
 
 
 def _is_unicode(stream: Any) -> bool:

@@ -83,6 +83,14 @@ def explain(error: Exception) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
+def describe(error: Exception) -> str:
+    """The name of an error and what it says; of pydantic's many lines and address only the first fault."""
+    kind = type(error).__name__
+    if isinstance(error, ValidationError):
+        return f"{kind}: {error.title}: {explain(error)}"
+    return f"{kind}: {error}"
+
+
 def locate(error: Exception, folder: Path) -> tuple[str, str]:
     """Which function of a folder's own code was called when this was raised, and the line it had come to;
     both are empty where none was."""

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import IO, Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from trialogue.foreign import show_line, show_text
+from trialogue.output import printing
 from trialogue.secrets import redact
 
 Row = Sequence[str]
+NAME = 12
+"""Narrowest column of names; longer ones go on in the next line."""
 
 
 class Screen(Console):
@@ -43,16 +47,24 @@ class Screen(Console):
                 text = show_text(segment.text, most=sys.maxsize)
                 yield Segment(text, segment.style)
 
+    def print(self, *objects: Any, **how: Any) -> None:
+        with printing():
+            super().print(*objects, **how)
+
     def print_table(self, title: str, headings: Row, rows: Iterable[Row | None]) -> None:
         """Print figures with their names in the first column; None draws a line. Where the terminal is too
         narrow for a table each figure gets a line."""
-        table = Table(title=title or None, title_justify="left")
-        for number, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if number else "left", no_wrap=number > 0)
         known = list(rows)
-        for row in known:
-            table.add_section() if row is None else table.add_row(*row)
-        if Measurement.get(self, self.options, table).minimum <= self.width:
+        columns = zip_longest(headings, *filter(None, known), fillvalue="")
+        widths = [max(cell_len(show_line(text)) for text in column) for column in columns]
+        narrowest = min(widths[0], NAME)
+        if narrowest + sum(widths[1:]) + 3 * len(widths) + 1 <= self.width:
+            table = Table(title=title or None, title_justify="left")
+            for number, heading in enumerate(headings):
+                table.add_column(heading, justify="right" if number else "left", no_wrap=number > 0)
+            table.columns[0].overflow, table.columns[0].min_width = "fold", narrowest
+            for row in known:
+                table.add_section() if row is None else table.add_row(*row)
             self.print(table)
             return
         for text in (title,) if title else ():

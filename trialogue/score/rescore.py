@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.activity import counting
+from trialogue.reading import describe
 from trialogue.run import judge_file, read_trajectories
 from trialogue.score.reward import regrade
 from trialogue.talk.conversation import settle
@@ -75,6 +76,6 @@ def rescore(
             reward, mismatches = regrade(trajectory, environment)
             settled = asyncio.run(settle(reward)) if isawaitable(reward) else reward
         except Exception as error:  # noqa: BLE001 - one record that cannot be carried out spoils no other
-            settled, mismatches = None, [f"{type(error).__name__}: {error}"]
+            settled, mismatches = None, [describe(error)]
         rows.append(Rescored(trajectory, settled, mismatches))
     return rows

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 from trialogue.config import AuditSettings, Speaker
 from trialogue.errors import GradeError
 from trialogue.messages import Message
-from trialogue.reading import from_json
+from trialogue.reading import describe, from_json
 from trialogue.score.audit import audit
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import Audit
@@ -69,7 +69,7 @@ async def ask_judge(source: ModelSource, domain: Domain, trajectory: Trajectory)
     try:
         reply = await source(trajectory.task, trajectory.seed).reply(asked, [])
     except Exception as error:
-        raise GradeError(f"the judge of the user gave no answer: {type(error).__name__}: {error}") from error
+        raise GradeError(f"the judge of the user gave no answer: {describe(error)}") from error
     return read_verdict(reply.content, trajectory)
 
 

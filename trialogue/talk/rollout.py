@@ -24,6 +24,7 @@ from trialogue.errors import (
     ModelError,
     RunError,
 )
+from trialogue.reading import describe
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
 from trialogue.talk.pace import CLOCK, LOG
@@ -299,7 +300,7 @@ async def attempt(
     except (BudgetError, ConfigError, RunError):
         raise  # whoever set this up has to be told; no other draw would help
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
-        text = f"{type(error).__name__}: {error}{find_place(error, domain.database)}"
+        text = f"{describe(error)}{find_place(error, domain.database)}"
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
             if deadline is not None and deadline.passed:
