@@ -53,6 +53,8 @@ class Limits(Section):
     """Refused or malformed calls in a row; then the conversation ends as max_turns and scores 0."""
     seconds: float = Field(default=600.0, gt=0)
     """Wall-clock time of one conversation; beyond it fails, unscored."""
+    calls: int = Field(default=64, ge=1, le=1000)
+    """Tool calls in one message; the first one beyond is refused, and the rest are dropped."""
     first_call_only: bool = False
     """Keep only the first tool call of a message, as TAU-bench does."""
 
@@ -91,7 +93,7 @@ class Speaker(Section):
     timeout: float = Field(default=60.0, gt=0)
     """Seconds one request may take."""
     retries: int = Field(default=4, ge=0)
-    """How often a request is tried again after a passing fault, waiting longer each time."""
+    """How often a request is tried again after a passing fault, waiting longer each time; 0 fails at once."""
     concurrency: int = Field(default=64, ge=1)
     """Requests under way at once."""
     requests_per_minute: float | None = Field(default=None, gt=0)
@@ -100,6 +102,8 @@ class Speaker(Section):
     """Limit of the endpoint, kept by pacing; none where empty."""
     outage: float = Field(default=900.0, ge=0)
     """Seconds to wait for an endpoint that is down to come back, before conversations fail."""
+    answer_bytes: int = Field(default=16_000_000, ge=1024)
+    """Longest answer that is read, in bytes after decompression; a longer one is a fault of the endpoint."""
     price: Price | None = None
     """Money for a million prompt, completion and perhaps cached tokens; from the price table where empty."""
 

@@ -525,7 +525,7 @@ def read_seconds(path: Path) -> tuple[float, dict[str, dict[str, float]]]:
 def find_versions() -> dict[str, str]:
     """Versions of Python and of what could change a result."""
     found = {"python": platform.python_version()}
-    for package in ("trialogue", "pydantic", "openai", "torch", "transformers"):
+    for package in ("trialogue", "pydantic", "torch", "transformers"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -12,7 +12,7 @@ from trialogue.config import Limits
 from trialogue.talk.conversation import Transcript, converse, is_stop
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.talk.users import user_prompt
-from trialogue.trajectory import Trajectory, Usage
+from trialogue.trajectory import Tokens, Trajectory, Usage
 from trialogue.world.domain import STOP, from_list
 
 
@@ -207,21 +207,39 @@ async def test_observations_have_a_cap_even_within_one_message() -> None:
 async def test_a_reply_cut_off_or_a_context_outgrown_is_too_long() -> None:
     trajectory, _, _ = await hold([Reply("I", finish="length")], ["Hm."])
     assert trajectory.end == "too_long"
-    long = Reply("Yes.", usage=Usage(prompt=60, completion=41))
+    tokens = Tokens(prompt=(1,), reply=(2,), logprobs=(0.0,))
+    long = Reply("Yes.", tokens=tokens, usage=Usage(prompt=60, completion=41))
     trajectory, _, _ = await hold([long], ["Hm.", STOP], Limits(context_tokens=100))
     assert trajectory.end == "too_long"
     trajectory, _, _ = await hold([long], ["Hm.", STOP], Limits(context_tokens=101))
     assert trajectory.end == "user_stop"
-    in_vain, used = Usage(prompt=60), Usage(prompt=60, completion=30)
-    again = Reply("Yes.", usage=in_vain + used)  # 150 billed, 90 in view
-    trajectory, _, _ = await hold([again], ["Hm.", STOP], Limits(context_tokens=90))
+    trajectory, _, _ = await hold(["Yes."], [Reply("H", finish="length"), STOP])
     assert trajectory.end == "user_stop"
-    trajectory, _, _ = await hold([again], ["Hm.", STOP], Limits(context_tokens=89))
-    assert trajectory.end == "too_long"
-    short = Reply("Yes.", usage=Usage(prompt=60, completion=90) + Usage(prompt=60, completion=30))
+
+
+@pytest.mark.parametrize("reported", [Usage(), Usage(prompt=10**9, completion=10**9)])
+async def test_what_an_endpoint_reports_never_ends_a_conversation(reported: Usage) -> None:
+    """Without tokens of our own the text is measured, four bytes to a token; the report decides nothing."""
+    short = Reply("Yes." * 10, usage=reported)
     trajectory, _, _ = await hold([short], ["Hm.", STOP], Limits(context_tokens=100))
     assert trajectory.end == "user_stop"
-    trajectory, _, _ = await hold(["Yes."], [Reply("H", finish="length"), STOP])
+    long = Reply("é" * 250, usage=reported)
+    trajectory, _, _ = await hold([long], ["Hm.", STOP], Limits(context_tokens=100))
+    assert trajectory.end == "too_long"
+    trajectory, _, _ = await hold([long], ["Hm.", STOP], Limits(context_tokens=200))
+    assert trajectory.end == "user_stop"
+
+
+async def test_calls_beyond_those_of_one_message_are_refused_once() -> None:
+    many = several(*[("find", {"order_id": "W1"})] * 20_000)
+    limits = Limits(calls=3, observations=100)
+    trajectory, _, _ = await hold([many, "Yes."], ["Hm.", STOP], limits)
+    results = [turn for turn in trajectory.turns if turn.message.role == "tool"]
+    assert len(results) == 4
+    refusal = "Error: a message may hold 3 tool calls; the calls from this one on were not made"
+    assert (results[3].message.content, results[3].failed) == (refusal, True)
+    asked = next(turn.message.tool_calls for turn in trajectory.turns if turn.message.tool_calls)
+    assert [call.id for call in asked] == [turn.message.tool_call_id for turn in results]
     assert trajectory.end == "user_stop"
 
 

@@ -317,11 +317,11 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time(server: Server,
 @pytest.mark.parametrize(
     ("fault", "blame", "text"),
     [
-        (status(429), "infrastructure", "gave no usable reply in 4 tries: RateLimitError"),
-        (status(500), "infrastructure", "InternalServerError"),
-        (reset, "infrastructure", "APIConnectionError"),
+        (status(429), "infrastructure", "gave no usable reply in 4 tries: 429 Too Many Requests: no"),
+        (status(500), "infrastructure", "500 Internal Server Error: no"),
+        (reset, "infrastructure", "ReadError"),
         ({**answer(), "choices": []}, "infrastructure", "an answer without choices"),
-        (html, "infrastructure", "an answer without choices"),
+        (html, "infrastructure", "an unreadable answer: not JSON"),
         (answer(None, "content_filter"), "agent", "a message kept back by a content filter"),
     ],
 )

@@ -12,11 +12,11 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from openai import APIError, AsyncOpenAI
 
+from trialogue.endpoint import Answer, Endpoint, Unreachable
 from trialogue.engine.api import (
     Capabilities,
     Completion,
@@ -27,12 +27,19 @@ from trialogue.engine.api import (
     SamplingParams,
 )
 from trialogue.engine.torch_engine import TorchEngine
-from trialogue.errors import EngineError
+from trialogue.errors import EngineError, TrialogueError
+from trialogue.reading import reading
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """How far log-probabilities of the same tokens may lie apart, by what is computed in on both sides."""
 PROBE = 24
 """Tokens that both sides score after each update."""
+SECONDS = 600.0
+"""How long one request may take."""
+ANSWER_BYTES = 64_000_000
+"""Longest answer: a long reply's ids and log-probabilities, and the prompt's ids with it."""
+WAITS = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each further try, where nobody answered or the server was busy."""
 
 
 class VllmEngine:
@@ -45,9 +52,7 @@ class VllmEngine:
         self.trainer, self.folder = trainer, folder.resolve()
         self.tolerance = TOLERANCE[trainer.wiring.compute or torch.float32]
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.client = AsyncOpenAI(
-            base_url=self.url, api_key=os.environ.get("VLLM_API_KEY", "none"), timeout=600, max_retries=4
-        )
+        self.endpoint = Endpoint(self.url, os.environ.get("VLLM_API_KEY", "none"), ANSWER_BYTES)
         self.model: str | None = None
         self._sent: int | None = None
         """Version of the weights the server has."""
@@ -82,7 +87,8 @@ class VllmEngine:
             skip_special_tokens=False,
             ignore_eos=True,  # what ends a reply is ours to say
         )
-        tokens, logprobs = answer["token_ids"], answer["logprobs"]["token_logprobs"]
+        with reading(f"the vLLM server at {self.url}", EngineError):
+            tokens, logprobs = list(answer["token_ids"]), list(answer["logprobs"]["token_logprobs"])
         if len(tokens) != len(logprobs):
             raise EngineError(f"vLLM sent {len(tokens)} tokens with {len(logprobs)} log-probabilities")
         stopped = bool(tokens) and tokens[-1] in params.stop_tokens
@@ -92,19 +98,37 @@ class VllmEngine:
         """The server's caches look after themselves."""
 
     async def _complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
-        if self.model is None:
-            self.model = (await self._call("GET", "/v1/models"))["data"][0]["id"]
-        body = {"model": self.model, "prompt": prompt, "return_token_ids": True, **options}
-        answer = await self._call("POST", "/v1/completions", body)
-        return answer["choices"][0]
+        with reading(f"the vLLM server at {self.url}", EngineError):
+            if self.model is None:
+                self.model = (await self._call("GET", "/v1/models"))["data"][0]["id"]
+            body = {"model": self.model, "prompt": prompt, "return_token_ids": True, **options}
+            answer = await self._call("POST", "/v1/completions", body)
+            return answer["choices"][0]
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         try:
-            if method == "GET":
-                return await self.client.get(path, cast_to=cast(Any, object))
-            return await self.client.post(path, body=body or {}, cast_to=cast(Any, object))
-        except APIError as error:
-            raise EngineError(f"the vLLM server at {self.url} failed at {path}: {error}") from error
+            answer = await self._send_until_answered(method, path, body)
+            if not answer.is_error:
+                return answer.read() if answer.body else None
+            error: object = answer.explain()[:500]
+        except TimeoutError:
+            error = f"no answer within {SECONDS:g} s"
+        except TrialogueError as found:
+            error = found
+        raise EngineError(f"the vLLM server at {self.url} failed at {path}: {error}")
+
+    async def _send_until_answered(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
+        for wait in (*WAITS, None):
+            try:
+                async with asyncio.timeout(SECONDS):
+                    answer = await self.endpoint.ask(method, path, body if method == "GET" else body or {})
+                if wait is None or not (answer.status in (408, 429) or answer.status >= 500):
+                    return answer
+            except Unreachable:
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+        raise AssertionError
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -141,10 +165,11 @@ class VllmEngine:
         tokens = [1 + (7 * place * place + 3 * place) % (vocabulary - 1) for place in range(PROBE)]
         [ours] = await self.trainer.forward([Row(tokens, [0] * PROBE, [0.0] * PROBE, [0.0] * PROBE)])
         answer = await self._complete(tokens, max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        theirs = [
-            found[str(token)]["logprob"]
-            for token, found in zip(tokens[1:], answer["prompt_logprobs"][1:], strict=True)
-        ]
+        with reading(f"the vLLM server at {self.url}", EngineError):
+            theirs = [
+                float(found[str(token)]["logprob"])
+                for token, found in zip(tokens[1:], answer["prompt_logprobs"][1:], strict=True)
+            ]
         gap = max(abs(one - other) for one, other in zip(ours[1:], theirs, strict=True))
         if not gap <= self.tolerance:
             raise EngineError(

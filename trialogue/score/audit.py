@@ -16,7 +16,19 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from trialogue.talk.agenda import ASKS, ELSE, OPEN, PROPOSES, REFUSES, Agenda, AgendaUser, Fact, Wish
+from trialogue.talk.agenda import (
+    ASKS,
+    ELSE,
+    OPEN,
+    PROPOSES,
+    REFUSES,
+    Agenda,
+    AgendaUser,
+    Fact,
+    Wish,
+    find_matches,
+    has_match,
+)
 from trialogue.talk.agenda import split_sentences as sentences_of
 from trialogue.talk.conversation import is_stop
 from trialogue.talk.users import user_prompt
@@ -134,8 +146,10 @@ def _read_agenda(data: object) -> Agenda | None:
 
 # -- the checks ----------------------------------------------------------------------------------------------
 
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
-_CODE = re.compile(r"(?<![\w@.])(?=[\w#-]*\d)(?=[\w#-]*[A-Za-z])#?[A-Za-z0-9][A-Za-z0-9-]{3,}(?![\w@])")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_CODE = re.compile(
+    r"(?<![\w@.])(?=[\w#-]{0,64}?\d)(?=[\w#-]{0,64}?[A-Za-z])#?[A-Za-z0-9][A-Za-z0-9-]{3,64}(?![\w@])"
+)
 _ORDINAL = _rule(r"^\d+(?:st|nd|rd|th|am|pm|min|mins|days?|years?|x)$")
 _NUMBER = re.compile(r"(?<![\w@.-])\+?\d(?:[ .,/-]?\d){2,}(?![\w@])")
 _NAME = re.compile(
@@ -171,13 +185,13 @@ def find_wrong_facts(case: Case) -> Iterator[Finding]:
         if fact.form is not None and fact.value is not None:
             forms.setdefault(fact.form, set()).add(_flat(fact.value))
     for form, own in forms.items():  # what the instructions and wordings name is the user's own as well
-        own |= {_flat(match.group()) for match in re.finditer(form, case.scenario, re.IGNORECASE)}
+        own |= set(map(_flat, find_matches(form, case.scenario)))
     given = _flat(case.scenario)
     names = _read_names(case.domain) if case.facts else frozenset[str]()
     for said in case.said:
         found: dict[str, Fault] = {}
         for form, own in forms.items():
-            stated = {_flat(match.group()) for match in re.finditer(form, said.text, re.IGNORECASE)}
+            stated = set(map(_flat, find_matches(form, said.text)))
             wrong = {value for value in stated if not _is_among(value, own)}
             if wrong and _NEGATES.search(said.text):  # turning down what the agent proposed
                 wrong -= {value for value in wrong if value in _flat(said.known)}
@@ -425,7 +439,7 @@ def _find_ignored(case: Case, said: Said) -> Iterator[str]:
 def _tells(text: str, fact: Fact) -> bool:
     """Whether a text states a fact: its value, one of its wordings, or a word that only it would need."""
     assert fact.value is not None
-    if fact.form is not None and re.search(fact.form, text, re.IGNORECASE):
+    if fact.form is not None and has_match(fact.form, text):
         return True  # perhaps the wrong one, which is another finding
     flat = _flat(text)
     if _has(flat, _flat(fact.value)) or any(

@@ -10,8 +10,8 @@ from typing import Any, cast
 _PIECE = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
-_BULLET = re.compile(r"^\s*\d{1,2}[.)]\s", re.MULTILINE)
-_ID = re.compile(r"[\w#@.+-]*\d[\w@.+-]*[\w]|\d")
+_BULLET = re.compile(r"^[^\S\n]*\d{1,2}[.)]\s", re.MULTILINE)
+_ID = re.compile(r"(?<![\w#@.+-])[\w#@.+-]*\d[\w@.+-]*[\w]|\d")
 _WORDS = dict(
     zip(
         (

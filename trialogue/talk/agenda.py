@@ -18,7 +18,7 @@ done, or by a refusal. A wish with `instead` is given up for that one when the a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Annotated
 
@@ -147,10 +147,39 @@ OFFERS_HELP = _rule(
 QUESTION = _rule(r"\?|\b(?:provide|share|give me|tell me|i need your)\b")
 
 
+LONGEST_TEXT = 16_000
+"""Characters of the agent's words that the user reads in one turn."""
+LONGEST_SENTENCE = 500
+"""A longer one is read in pieces: a pattern may look through the rest of its text at each character."""
+
+
 def split_sentences(text: str) -> list[str]:
-    """Sentences and lines of a text, with plain apostrophes."""
+    """Sentences and lines of a text, with plain apostrophes; long ones in pieces of bounded length."""
     parts = re.split(r"(?<=[.!?])\s+|\n+", text.replace("’", "'"))
-    return [part for part in (part.strip() for part in parts) if part]
+    return [piece for part in parts for piece in _cut(part.strip())]
+
+
+def _cut(sentence: str) -> Iterator[str]:
+    """Pieces of a sentence, cut between words where there are some."""
+    begin = 0
+    while len(sentence) - begin > LONGEST_SENTENCE:
+        end = sentence.rfind(" ", begin + 1, begin + LONGEST_SENTENCE)
+        end = end if end > 0 else begin + LONGEST_SENTENCE
+        yield sentence[begin:end]
+        begin = end
+    if sentence[begin:]:
+        yield sentence[begin:]
+
+
+def find_matches(pattern: str, text: str) -> Iterator[str]:
+    """What a pattern of an agenda matches in a text, one sentence after the other."""
+    for sentence in split_sentences(text):
+        for match in re.finditer(pattern, sentence, re.IGNORECASE):
+            yield match.group()
+
+
+def has_match(pattern: str, text: str) -> bool:
+    return next(find_matches(pattern, text), None) is not None
 
 
 class AgendaUser:
@@ -182,7 +211,7 @@ class AgendaUser:
 
     def respond(self, text: str) -> str:
         """What the user says to the agent's text."""
-        sentences = split_sentences(text)
+        sentences = split_sentences(text[:LONGEST_TEXT])
         asking = [sentence for sentence in sentences if ASKS.search(sentence) and not ELSE.search(sentence)]
         wanted: list[str] = []
         proposals: list[str] = []
@@ -198,7 +227,7 @@ class AgendaUser:
             return self._move_on("accept")
         if self.wish.answer is not None:
             told = " ".join(sentence for sentence in sentences if sentence not in asking)
-            if re.search(self.wish.answer, told.replace(",", ""), re.IGNORECASE):
+            if has_match(self.wish.answer, told.replace(",", "")):
                 return self._move_on()
         if wanted:
             return self._tell(wanted, proposals)
@@ -285,16 +314,16 @@ class AgendaUser:
 
     def _is_unwanted(self, proposal: str) -> bool:
         actions, about = self.agenda.actions, self.wish.about
-        if actions is None or not re.search(actions, proposal, re.IGNORECASE):
+        if actions is None or not has_match(actions, proposal):
             return False
-        return about is None or not re.search(about, proposal, re.IGNORECASE)
+        return about is None or not has_match(about, proposal)
 
     def _find_wrong(self, proposals: Sequence[str]) -> str | None:
         """The first fact a proposal gets wrong: it names such values, and not the user's."""
         text = " ".join(proposals)
         for name, fact in self._facts().items():
             if fact.value is not None and fact.form is not None:
-                named = [match.group().lower() for match in re.finditer(fact.form, text, re.IGNORECASE)]
+                named = [match.lower() for match in find_matches(fact.form, text)]
                 if named and fact.value.lower() not in named:
                     return name
         return None

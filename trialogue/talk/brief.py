@@ -24,7 +24,7 @@ from trialogue.talk.vocabulary import Pieces
 from trialogue.trajectory import Reply
 from trialogue.world.tools import Tool
 
-_PART = re.compile(r"([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
+_PART = re.compile(r"(?<![^\s:=*|])([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
 
 
 class BriefRenderer(CompactRenderer):

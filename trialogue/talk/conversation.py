@@ -21,7 +21,7 @@ from trialogue.talk.near_calls import is_near_call
 from trialogue.talk.party import Party
 from trialogue.task import Side, Task
 from trialogue.trajectory import End, Reply, Trajectory, Turn
-from trialogue.world.domain import Domain, Environment
+from trialogue.world.domain import Domain, Environment, ToolResult
 
 T = TypeVar("T")
 
@@ -88,17 +88,21 @@ async def converse(
         transcript.acting = speaker.side
         started = perf_counter()
         reply = await speaker.speak(turns)
-        if (limits.first_call_only or domain.first_call_only) and len(reply.tool_calls) > 1:
-            reply = replace(reply, tool_calls=reply.tool_calls[:1])
+        most = 1 if limits.first_call_only or domain.first_call_only else limits.calls + 1
+        if len(reply.tool_calls) > most:
+            reply = replace(reply, tool_calls=reply.tool_calls[:most])
         turn = transcript.add(speaker.side, reply, perf_counter() - started)
         transcript.near_calls += is_near_call(reply, speaker.tools)
-        if speaker is agent and is_too_long(turn, limits):
+        if speaker is agent and is_too_long(turn, limits, speaker.system, turns):
             return close("too_long")
 
-        for call in turn.message.tool_calls:
+        for number, call in enumerate(turn.message.tool_calls):
             transcript.acting = "tool"
             started = perf_counter()
-            result = await settle(environment.call(call.name, call.arguments, speaker.side))
+            if number < limits.calls:
+                result = await settle(environment.call(call.name, call.arguments, speaker.side))
+            else:
+                result = refuse_call(limits.calls)
             observed = Message(role="tool", content=result.text, tool_call_id=call.id)
             seconds = perf_counter() - started
             turns.append(
@@ -143,11 +147,39 @@ async def settle(value: T | Awaitable[T]) -> T:
     return await cast("Awaitable[T]", value) if isawaitable(value) else cast("T", value)
 
 
-def is_too_long(turn: Turn, limits: Limits) -> bool:
-    """Whether the agent ran out of room: its reply was cut off, or the whole has grown beyond the limit."""
+BYTES_PER_TOKEN = 4
+"""What a token is taken for where the tokens are not ours to count: about that of English text."""
+
+
+def is_too_long(turn: Turn, limits: Limits, policy: str, turns: Sequence[Turn]) -> bool:
+    """Whether the agent ran out of room: its reply was cut off, or the whole has grown beyond the limit.
+    Tokens sampled here are counted. What an endpoint reports decides nothing: there the text is measured."""
     if turn.finish == "length":
         return True
-    return turn.usage is not None and turn.usage.length > limits.context_tokens
+    if turn.usage is None:
+        return False
+    if turn.tokens is not None:
+        return turn.usage.length > limits.context_tokens
+    return _count_bytes(policy) + sum(map(_measure, turns)) > BYTES_PER_TOKEN * limits.context_tokens
+
+
+def _measure(turn: Turn) -> int:
+    """Bytes of a turn that the agent sees."""
+    message = turn.message
+    if turn.side == "user" and (message.role == "tool" or message.tool_calls):
+        return 0
+    calls = sum(_count_bytes(call.name) + _count_bytes(str(call.arguments)) for call in message.tool_calls)
+    return _count_bytes(message.content) + calls
+
+
+def _count_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def refuse_call(most: int) -> ToolResult:
+    """What the first call beyond those of one message is told."""
+    text = f"Error: a message may hold {most} tool calls; the calls from this one on were not made"
+    return ToolResult(text, True)
 
 
 def explain_end(trajectory: Trajectory, domain: Domain, limits: Limits) -> str:

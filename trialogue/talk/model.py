@@ -45,6 +45,8 @@ def save_tokenizer(source: object, folder: Path) -> None:
         save(folder / "tokenizer.json")
 
 
+MOST_CALLS = 1000
+"""What `limits.calls` may be at most; more are not even read of a message."""
 _DEPTH = 64
 """How deep the arguments of a call may be nested."""
 
@@ -59,7 +61,9 @@ def clean_arguments(arguments: dict[str, Any] | str) -> dict[str, Any] | str:
     try:
         text = json.dumps(arguments)
         cleaned: Any = json.loads(clean_text(json.dumps(arguments, ensure_ascii=False)))
-    except (TypeError, ValueError, RecursionError):
+    except RecursionError:
+        return "(nested too deeply)"
+    except (TypeError, ValueError):
         return clean_text(repr(arguments)[:1000])
     return cast("dict[str, Any]", cleaned) if is_sound(cleaned, _DEPTH) else text
 
@@ -94,11 +98,13 @@ def to_clean(reply: Reply) -> Reply:
 
 def _clean_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
     cleaned: list[ToolCall] = []
+    known: set[str] = set()
     for number, call in enumerate(calls):
         arguments = clean_arguments(call.arguments)
         name, identity = clean_text(call.name), clean_text(call.id)
-        if any(identity == other.id for other in cleaned):
+        while identity in known:
             identity = f"{identity}_{number}"
+        known.add(identity)
         if arguments is not call.arguments or name is not call.name or identity is not call.id:
             call = ToolCall(id=identity, name=name, arguments=arguments)
         cleaned.append(call)

@@ -6,29 +6,25 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from trialogue.config import Price, Speaker
+from trialogue.endpoint import Answer, Endpoint, Redirected, Unreachable, Unreadable
 from trialogue.errors import Blame, ConfigError, ModelError
-from trialogue.messages import ToolCall, to_arguments
 from trialogue.talk.account import Account, Entry, find_price, to_cost
-from trialogue.talk.model import clean_arguments
-from trialogue.talk.pace import Breaker, Down, Pace
+from trialogue.talk.completion import ChatAnswer, read_chat, read_usage
+from trialogue.talk.pace import LOG, Breaker, Down, Pace
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn, Usage
 from trialogue.world.tools import Tool
-from trialogue.world.values import clean_text
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-    from openai.types.chat import ChatCompletion
-
-
+ADDRESS = "https://api.openai.com/v1"
+"""Where an endpoint is that no setting and no variable names."""
 LONGEST_WAIT = 60.0
 """Seconds to wait at most, whatever a server asks for."""
 _OPENING = "(The conversation begins. Write your first message.)"
@@ -45,7 +41,11 @@ class Problem(Exception):
 
 
 class Outage(Problem, Down):
-    """The endpoint was not there, or was not itself."""
+    """The endpoint was not there, or answered with an error of its own."""
+
+    def __init__(self, text: str, wait: float | None = None, answered: bool = False) -> None:
+        super().__init__(text, "infrastructure", wait)
+        self.answered = answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,13 @@ class OpenAIModel:
     ledger: Entry = field(init=False)
     breaker: Breaker = field(init=False)
     _price: Price | None = field(init=False)
-    _client: AsyncOpenAI = field(init=False)
+    _endpoint: Endpoint = field(init=False)
     _pace: Pace = field(init=False)
     _room: asyncio.Semaphore | None = None
     _cap: str = "max_tokens"
     _seeded: bool = True
+    _doubted: bool = False
+    """Whether its usage has been out of bounds, which is told once."""
     _jitter: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,13 +92,13 @@ class OpenAIModel:
         self.breaker = Breaker(
             f"openai:{self.name}",
             2 * (settings.retries + 1),
-            settings.outage,
+            settings.outage if settings.retries else 0.0,
             self.pause,
             setting=f"{self.side}.outage",
         )
         self._pace = Pace(settings.requests_per_minute, settings.tokens_per_minute, pause=self.pause)
         self._jitter = random.Random(self.seed)
-        self._client = self._connect()  # a missing key is told before anything starts
+        self._endpoint = self._connect()  # a missing key is told before anything starts
 
     def __call__(self, task: Task, seed: int) -> Voice:
         return Voice(self, seed)
@@ -130,9 +132,10 @@ class OpenAIModel:
             drawn = {} if seed is None or not self._seeded else {"seed": (seed + attempt) % (1 << 31)}
             reckoned = await self._pace.wait(size // 4 + self.reply_tokens // 4)
             used = Usage()
+            sent = {**request, **drawn}
             try:
                 async with self.account.holding(most, self._price):
-                    reply = await self.breaker.through(lambda drawn=drawn: self._try({**request, **drawn}))
+                    reply = await self.breaker.through(lambda sent=sent: self._try(sent, most))
                 used = reply.usage or used
                 return replace(reply, usage=_add(billed, reply.usage))
             except Problem as found:
@@ -154,115 +157,99 @@ class OpenAIModel:
             return min(asked, LONGEST_WAIT) * (1 + 0.05 * chance)
         return min(30.0, 0.5 * 2**attempt) * (0.5 + chance)
 
-    async def _try(self, request: dict[str, Any]) -> Reply:
+    async def _try(self, request: dict[str, Any], most: Usage) -> Reply:
         """One try. What may be gone at the next raises `Problem`; an endpoint that is not there, `Outage`."""
-        import openai
-
         assert self._room is not None
         began = perf_counter()
         try:
             async with self._room, asyncio.timeout(self.settings.timeout):
                 answer = await self._send(request)
-            self.ledger.calls += 1
-            return self._read(answer)
         except TimeoutError:
-            raise Outage(f"no answer within {self.settings.timeout:g} s", "infrastructure") from None
-        except openai.APIStatusError as error:
-            text = self._tell(error)
-            if error.status_code in (400, 413) and _is_overflow(text.lower()):
-                return self._read_overflow(text)
-            if not _is_passing(error.status_code):
-                raise ModelError(f"{self._who} refused the request: {text}", "infrastructure") from None
-            kind = Outage if error.status_code >= 500 else Problem
-            raise kind(text, "infrastructure", _read_wait(error.response.headers)) from None
-        except openai.APIError as error:
-            raise Outage(self._tell(error), "infrastructure") from None
-        except (ValueError, TypeError, AttributeError) as error:  # a body of another shape
-            text = f"an unreadable answer ({self._tell(error)})"
-            raise Problem(text, "infrastructure") from None
+            raise Outage(f"no answer within {self.settings.timeout:g} s") from None
+        except Unreachable as error:
+            raise Outage(self._tell(error)) from None
+        except Unreadable as error:
+            raise Problem(self._tell(error, "an unreadable answer: "), "infrastructure") from None
+        except Redirected as error:
+            raise ModelError(f"{self._who}: {self._tell(error)}", "infrastructure") from None
         finally:
             self.ledger.seconds += perf_counter() - began
+        if answer.is_error:
+            return self._read_error(answer)
+        self.ledger.calls += 1
+        return self._read(answer, most)
 
-    async def _send(self, request: dict[str, Any]) -> ChatCompletion:
-        import openai
-
-        create = cast("Callable[..., Awaitable[ChatCompletion]]", self._client.chat.completions.create)
+    async def _send(self, request: dict[str, Any]) -> Answer:
         cap = self._cap
-        try:
-            return await create(**request, **{cap: self.reply_tokens})
-        except openai.BadRequestError as error:
-            told = str(error)
-            if cap == "max_tokens" and "max_completion_tokens" in told:
-                self._cap = "max_completion_tokens"  # newer models know the limit by this name only
-            elif "seed" in request and "seed" in told:
-                self._seeded = False  # some endpoints take none
-                request = {key: value for key, value in request.items() if key != "seed"}
-            else:
-                raise
-            return await create(**request, **{self._cap: self.reply_tokens})
+        answer = await self._endpoint.ask("POST", "/chat/completions", {**request, cap: self.reply_tokens})
+        if answer.status != 400:
+            return answer
+        told = answer.explain()
+        if cap == "max_tokens" and "max_completion_tokens" in told:
+            self._cap = "max_completion_tokens"  # newer models know the limit by this name only
+        elif "seed" in request and "seed" in told:
+            self._seeded = False  # some endpoints take none
+            request = {key: value for key, value in request.items() if key != "seed"}
+        else:
+            return answer
+        request = {**request, self._cap: self.reply_tokens}
+        return await self._endpoint.ask("POST", "/chat/completions", request)
 
-    def _read(self, completion: ChatCompletion) -> Reply:
-        """The reply in an answer, which the client has not checked. Raises `Problem` where there is none."""
-        try:
-            return self._understand(completion)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise Problem(f"an answer of another shape ({self._tell(error)})", "infrastructure") from None
+    def _read_error(self, answer: Answer) -> Reply:
+        """Raise what an error means, unless it says that the conversation is too long."""
+        text = self._tell(answer.explain())
+        if answer.status in (400, 413) and _is_overflow(text.lower()):
+            return self._read_overflow(text)
+        if answer.status >= 500:
+            raise Outage(text, _read_wait(answer.headers), answered=True)
+        if _is_passing(answer.status):
+            raise Problem(text, "infrastructure", _read_wait(answer.headers))
+        raise ModelError(f"{self._who} refused the request: {text}", "infrastructure")
 
-    def _understand(self, completion: ChatCompletion) -> Reply:
-        if not getattr(completion, "choices", None):
-            raise Problem("an answer without choices", "infrastructure")
-        usage = self._count(completion)
+    def _read(self, answer: Answer, most: Usage) -> Reply:
+        """The reply in an answer. Raises `Problem` where there is none, with what it was billed for."""
+        usage: Usage | None = None
         try:
-            return self._to_reply(completion, usage)
+            shape = answer.read()
+            received = max(most.completion, len(answer.body))
+            usage = self._count(shape, most.model_copy(update={"completion": received}))
+            return self._to_reply(read_chat(shape), usage)
+        except Unreadable as error:
+            problem = Problem(self._tell(error, "an unreadable answer: "), "infrastructure")
+            problem.usage = usage
+            raise problem from None
         except Problem as problem:
             problem.usage = usage
             raise
 
-    def _count(self, completion: ChatCompletion) -> Usage:
-        """Enter into the ledger what an answer was billed for."""
-        usage = Usage()
-        if completion.usage is not None:
-            details = completion.usage.prompt_tokens_details
-            usage = Usage(
-                prompt=completion.usage.prompt_tokens or 0,
-                completion=completion.usage.completion_tokens or 0,
-                cached=(details.cached_tokens or 0) if details is not None else 0,
-            )
+    def _count(self, shape: Any, most: Usage) -> Usage:
+        """Enter into the ledger what an answer was billed for, as far as that can be true."""
+        usage, doubt = read_usage(shape, most)
+        if doubt and not self._doubted:
+            self._doubted = True
+            LOG.warning("%s reports usage that cannot be: %s; such reports are bounded", self._who, doubt)
         self.ledger.prompt += usage.prompt
         self.ledger.completion += usage.completion
         self.ledger.cached += usage.cached
         self.ledger.usd += to_cost(usage, self._price)
         return usage
 
-    def _to_reply(self, completion: ChatCompletion, usage: Usage) -> Reply:
-        choice = completion.choices[0]
-        message: Any = choice.message
-        if message is None:
-            raise Problem("a choice without a message", "infrastructure")
-        functions = [(call.id, getattr(call, "function", None)) for call in message.tool_calls or ()]
-        calls = tuple(
-            ToolCall(
-                id=clean_text(identity or f"call_{number}"),
-                name=clean_text(function.name or ""),
-                arguments=clean_arguments(to_arguments(function.arguments or "")),
-            )
-            for number, (identity, function) in enumerate(functions)
-            if function is not None
-        )
-        refusal = getattr(message, "refusal", None)
-        content = message.content or refusal or ""
-        cut = choice.finish_reason == "length"
-        if choice.finish_reason == "content_filter":
+    def _to_reply(self, chat: ChatAnswer, usage: Usage) -> Reply:
+        content = chat.content or chat.refusal
+        cut = chat.finish == "length"
+        if chat.finish == "content_filter":
             raise Problem("a message kept back by a content filter", self.side)
-        if self.side == "user" and (refusal or any(isinstance(call.arguments, str) for call in calls)):
-            what = f"a refusal ({refusal[:100]})" if refusal else "a malformed tool call"
+        if self.side == "user" and (
+            chat.refusal or any(isinstance(call.arguments, str) for call in chat.calls)
+        ):
+            what = f"a refusal ({chat.refusal[:100]})" if chat.refusal else "a malformed tool call"
             raise Problem(what, "user")
-        if not content.strip() and not calls and not (cut and self.side == "agent"):
-            raise Problem(f"an empty message (finish reason {choice.finish_reason})", self.side)
+        if not content.strip() and not chat.calls and not (cut and self.side == "agent"):
+            raise Problem(f"an empty message (finish reason {chat.finish[:40] or None})", self.side)
         return Reply(
             content=content,
-            tool_calls=calls,
-            reasoning=getattr(message, "reasoning", None) or getattr(message, "reasoning_content", None),
+            tool_calls=chat.calls,
+            reasoning=chat.reasoning,
             finish="length" if cut else "stop",
             usage=usage,
             model=self.name,
@@ -275,20 +262,18 @@ class OpenAIModel:
             return Reply(finish="length", model=self.name)
         raise ModelError(f"{self._who} has no room for the conversation: {text}", "user")
 
-    def _tell(self, error: Exception) -> str:
-        """What an error says, short and without the key, which servers like to quote."""
-        text = f"{type(error).__name__}: {error}"
+    def _tell(self, said: object, before: str = "") -> str:
+        """What an error says, in one short line and without the key, which servers like to quote."""
+        text = f"{before}{said}"
         key = os.environ.get(self.settings.api_key_env)
-        text = text.replace(key, "(key)") if key else text
+        text = " ".join((text.replace(key, "(key)") if key else text).split())
         return text if len(text) <= 500 else text[:497] + "..."
 
     async def close(self) -> None:
         """Let go of the connections."""
-        await self._client.close()
+        await self._endpoint.close()
 
-    def _connect(self) -> AsyncOpenAI:
-        import openai
-
+    def _connect(self) -> Endpoint:
         key = os.environ.get(self.settings.api_key_env)
         address = self.settings.base_url or os.environ.get("OPENAI_BASE_URL")
         if not key and not address:
@@ -307,11 +292,7 @@ class OpenAIModel:
                 f"{self.side}.base_url holds a password, which would be written to the run directory; "
                 f"put the key into {self.settings.api_key_env}"
             )
-        client = openai.AsyncOpenAI(
-            api_key=key or "none", base_url=address, timeout=self.settings.timeout, max_retries=0
-        )
-        assert client.chat.completions  # imports what it needs now, not while conversations wait
-        return client
+        return Endpoint(address or ADDRESS, key or "none", self.settings.answer_bytes)
 
     @property
     def _who(self) -> str:
@@ -342,5 +323,5 @@ def _read_wait(headers: Mapping[str, str]) -> float | None:
         pass
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

@@ -84,6 +84,9 @@ class Pace:
 class Down(Exception):
     """The endpoint did not answer as an endpoint should."""
 
+    answered: bool = False
+    """Whether somebody answered, with an error."""
+
 
 @dataclass(slots=True)
 class Breaker:
@@ -94,13 +97,16 @@ class Breaker:
     after: int
     """Faults in a row, of all conversations together, that make it count as down."""
     patience: float
-    """Seconds an outage may last; then those who wait fail; whoever comes later waits for one more try."""
+    """Seconds an outage may last; then those who wait fail; whoever comes later waits for one more try.
+    With 0 nobody ever waits: each request fails by its own fault."""
     pause: Callable[[float], Awaitable[Any]] = asyncio.sleep
     clock: Callable[[], float] = monotonic
     outages: int = 0
     setting: str = ""
     """What to change for more patience."""
     _answered: bool = False
+    _refusal: str = ""
+    """The last error it answered with."""
     _faults: int = 0
     _since: float | None = None
     _probe: asyncio.Lock | None = None
@@ -141,6 +147,8 @@ class Breaker:
 
     def _give_up(self) -> Down:
         if not self._answered:
+            if self._refusal:
+                return Down(f"{self.who} has answered with nothing but errors, at last {self._refusal}")
             return Down(f"{self.who} has never answered; is its address right?")
         return Down(f"{self.who} has been down for more than {self.patience:g} s")
 
@@ -149,7 +157,8 @@ class Breaker:
             answer = await send()
         except Down as fault:
             self._faults += 1
-            if self._faults >= self.after and self._since is None:
+            self._refusal = str(fault) if fault.answered else self._refusal
+            if self._faults >= self.after and self._since is None and self.patience > 0:
                 self._since = self.clock()
                 self.outages += 1
                 LOG.warning(

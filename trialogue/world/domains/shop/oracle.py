@@ -54,7 +54,7 @@ REASON_WORDS: dict[str, Reason] = {
 PRODUCT = re.compile(rf"\b(?:{'|'.join(COLOURS)}) (?:{'|'.join(KINDS)})\b")
 ADDRESS = re.compile(rf"\b\d+ \w+ (?:{'|'.join(STREET_TYPES)})\b")
 ORDER = re.compile(r"\bW\d{4}\b")
-EMAIL = re.compile(r"[\w.]+@[\w.]+\w")
+EMAIL = re.compile(r"(?<![\w.])[\w.]+@[\w.]+\w")
 NAME = re.compile(r"\b[A-Z][a-z]+ [A-Z][a-z]+\b")
 POSTCODE = re.compile(r"\b\d{4}\b")
 PAYMENT = re.compile(r"\b(?:visa|mastercard|amex) \d{4}\b|\bpaypal\b", re.IGNORECASE)
@@ -63,7 +63,8 @@ YES = re.compile(r"\b(?:yes|sure|ok|okay|go ahead)\b", re.IGNORECASE)
 
 def understand(text: str) -> str | None:
     """What kind of request a customer's words are."""
-    return next((kind for kind, rule in RULES.items() if re.search(rule, text.lower())), None)
+    text = text[:2000].lower()
+    return next((kind for kind, rule in RULES.items() if re.search(rule, text)), None)
 
 
 @dataclass
