@@ -1,0 +1,129 @@
+"""Every regular expression of the package meets text made to slow it down, and takes about linear time."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import trialogue
+from trialogue import find_domain
+from trialogue.messages import Message
+from trialogue.score.audit import Case, find_wrong_facts
+from trialogue.talk.agenda import LONGEST_SENTENCE, make_agenda_user, split_sentences
+from trialogue.trajectory import Trajectory, Turn
+from trialogue.world.domains.shop.oracle import understand
+
+PIECES = (
+    *(
+        "i need ",
+        "i ",
+        "only ",
+        "not ",
+        "n't ",
+        "is ",
+        "is now ",
+        "is it ",
+        "it is ",
+        "ok ",
+        "so and ",
+        "or ",
+    ),
+    *("have been ", "we have ", "can ", "may i ", "could i please ", "please ", "what ", "to be ", "pay "),
+    *(
+        "new address ",
+        "change ",
+        "cancel ",
+        "my name is ",
+        "My name is ",
+        "Abc ",
+        "order ",
+        "W1",
+        "visa ",
+        "0 ",
+    ),
+    *("a", "A", "1", "_", "-", ".", "@", "#", "(", "[", "{", "\\", '\\"', " ", "\n", "\n ", " ;", ": ", "! "),
+    *("1 ", "1.", "1,", "1-", "#1", "a@", "a.", "a-", "x=", "t: ", ": a ", "(:", '"name": "', "```json "),
+    *('{ "name":"a","arguments":', "<tool_call>", "[1]", "import a;\n", "\\ud800", "Args:\n", "a (b):"),
+)
+SECONDS = 1.0
+"""Of the processor's time, for 16,000 characters. Linear patterns take milliseconds, and those that were
+mended took from 3 s to hours."""
+
+
+def find_patterns() -> dict[str, re.Pattern[Any]]:
+    """Every compiled pattern that a module keeps, by where it stands."""
+    found: dict[str, re.Pattern[Any]] = {}
+    for module in pkgutil.walk_packages(trialogue.__path__, "trialogue."):
+        if module.name.endswith(("__main__", "hosts.verl", "hosts.trl")):
+            continue
+        for name, value in vars(importlib.import_module(module.name)).items():
+            items = [*value.values()] if isinstance(value, dict) else [value]
+            items = [*value] if isinstance(value, list | tuple) else items
+            for item in items:
+                if isinstance(item, re.Pattern) and item not in found.values():
+                    found[f"{module.name}.{name}"] = item
+    return found
+
+
+def make_texts(size: int) -> Iterator[str]:
+    for piece in PIECES:
+        text = (piece * (size // len(piece) + 1))[:size]
+        yield from (text + "\x00", text + "a")
+
+
+def test_every_pattern_matches_in_about_linear_time() -> None:
+    patterns = find_patterns()
+    assert len(patterns) > 40
+    slow: list[str] = []
+    for name, pattern in patterns.items():
+        for text in make_texts(16_000):
+            began = time.process_time()
+            for _ in pattern.finditer(text.encode() if isinstance(pattern.pattern, bytes) else text):
+                pass
+            if (took := time.process_time() - began) > SECONDS:
+                slow.append(f"{name}: {took:.1f} s for {text[:20]!r}")
+    assert slow == []
+
+
+def test_sentences_are_bounded_and_whole() -> None:
+    for text in make_texts(4000):
+        pieces = split_sentences(text)
+        assert all(len(piece) <= LONGEST_SENTENCE for piece in pieces)
+        assert "".join("".join(pieces).split()) == "".join(text.split())
+    assert split_sentences("One.  Two!\nThree?") == ["One.", "Two!", "Three?"]
+
+
+def test_a_rule_based_user_reads_long_words_in_little_time() -> None:
+    domain = find_domain("shop")
+    tasks = {tuple(sorted(task.meta["agenda"]["facts"])): task for task in domain.tasks("test", 40, 0)}
+    slow: list[str] = []
+    for task in tasks.values():
+        for text in make_texts(16_000):
+            for said in (text, f"Shall I do that? {text}?"):
+                user = make_agenda_user(task, 0)
+                began = time.process_time()
+                user.respond(said)
+                if (took := time.process_time() - began) > 2 * SECONDS:
+                    slow.append(f"{task.id}: {took:.1f} s for {said[:40]!r}")
+    assert slow == []
+
+
+@pytest.mark.parametrize("piece", ["i need ", "x=", "1.", "pay ", "0 "])
+def test_an_audit_and_an_oracle_read_long_words_in_little_time(piece: str) -> None:
+    domain = find_domain("shop")
+    [task] = domain.tasks("test", 1, 0)
+    text = (piece * 16_000)[:16_000]
+    turns = tuple(
+        Turn(side=side, message=Message(role=role, content=text))
+        for side, role in (("user", "user"), ("agent", "assistant"), ("user", "user"))
+    )
+    began = time.process_time()
+    list(find_wrong_facts(Case(domain, Trajectory(id="t", task=task, turns=turns, end="max_turns"))))
+    understand(text)
+    assert time.process_time() - began < 5 * SECONDS
