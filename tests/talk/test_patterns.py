@@ -51,9 +51,9 @@ PIECES = (
     *("1 ", "1.", "1,", "1-", "#1", "a@", "a.", "a-", "x=", "t: ", ": a ", "(:", '"name": "', "```json "),
     *('{ "name":"a","arguments":', "<tool_call>", "[1]", "import a;\n", "\\ud800", "Args:\n", "a (b):"),
 )
-SECONDS = 1.0
-"""Of the processor's time, for 16,000 characters. Linear patterns take milliseconds, and those that were
-mended took from 3 s to hours."""
+SECONDS = 0.5
+"""Of the processor's time, for 8,000 characters. Linear patterns take milliseconds, and those that were
+mended took a second or more."""
 
 
 def find_patterns() -> dict[str, re.Pattern[Any]]:
@@ -82,7 +82,7 @@ def test_every_pattern_matches_in_about_linear_time() -> None:
     assert len(patterns) > 40
     slow: list[str] = []
     for name, pattern in patterns.items():
-        for text in make_texts(16_000):
+        for text in make_texts(8_000):
             began = time.process_time()
             for _ in pattern.finditer(text.encode() if isinstance(pattern.pattern, bytes) else text):
                 pass
@@ -104,7 +104,7 @@ def test_a_rule_based_user_reads_long_words_in_little_time() -> None:
     tasks = {tuple(sorted(task.meta["agenda"]["facts"])): task for task in domain.tasks("test", 40, 0)}
     slow: list[str] = []
     for task in tasks.values():
-        for text in make_texts(16_000):
+        for text in make_texts(8_000):
             for said in (text, f"Shall I do that? {text}?"):
                 user = make_agenda_user(task, 0)
                 began = time.process_time()
