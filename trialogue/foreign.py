@@ -34,7 +34,7 @@ _HIDDEN = re.compile(
 )
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN = re.compile(
-    r"""(?!\d+[.)])(?!.*(?:\b_|_\b|://|www\.))['"]?[^\W_][\w .,:;'"/%=()+^-]*""", re.IGNORECASE
+    r"""\A(?!\d+[.)])(?!.*(?:\b_|_\b|://|www\.))['"]?[^\W_][\w .,:;'"/%=()+^-]*""", re.IGNORECASE
 )
 """Words and punctuation that Markdown leaves alone: no list number, no emphasis, no address."""
 _BACKTICKS = re.compile(r"`+")

@@ -32,7 +32,7 @@ MOST = 100
 _FENCE = "```"
 _TAG = re.compile(r"</?(?:tools?|tool_calls?|function_calls?|functioncall)>")
 _LANGUAGE = re.compile(r"[A-Za-z_]{0,20}[ \t]*\n")
-_KEY = re.compile(r"\s*([A-Za-z_]\w{0,100})\s*=\s*")
+_KEY = re.compile(r"\s{0,100}([A-Za-z_]\w{0,100})\s*=\s*")
 _WORDS = {"True": True, "False": False, "None": None}
 
 
