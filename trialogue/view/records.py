@@ -25,19 +25,32 @@ _DEEPEST = 3
 """How far below the folder runs are looked for; a demonstration has its runs one level down."""
 
 
-class Tail:
-    """A file of lines that somebody may still be writing."""
+def find_file(run: Path, name: str) -> Path | None:
+    """A file of a run that may be read and shown. None where it is missing, no regular file (opening a pipe
+    would wait), or reached by a link that leads out of the run: whoever sent the run may have made it."""
+    try:
+        found = (run / name).resolve(strict=True)
+        return found if found.is_file() and found.is_relative_to(run.resolve()) else None
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+        return None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+
+class Tail:
+    """A file of lines of a run that somebody may still be writing."""
+
+    def __init__(self, run: Path, name: str) -> None:
+        self.run, self.name = run, name
         self.at = 0
         self._node = 0
 
     def read(self) -> tuple[bool, list[tuple[int, bytes]]]:
         """Whether the file was begun anew, and the whole lines since the last look with their places."""
         try:
-            status = self.path.stat()
+            path = find_file(self.run, self.name)
+            status = path.stat() if path is not None else None
         except OSError:
+            path = status = None
+        if path is None or status is None:
             anew = self.at > 0
             self.at = self._node = 0
             return anew, []
@@ -47,7 +60,7 @@ class Tail:
         self._node = status.st_ino
         lines: list[tuple[int, bytes]] = []
         if status.st_size > self.at:
-            with self.path.open("rb") as source:
+            with path.open("rb") as source:
                 source.seek(self.at)
                 for line in source:
                     if not line.endswith(b"\n"):
@@ -106,14 +119,17 @@ class RunRecords:
         self._lock = Lock()
         self._metrics_lock = Lock()  # the list of runs shows metrics and need not wait for conversations
         names = ("metrics", "timings", "index", "decisions")
-        self._tails = {name: Tail(path / f"{name}.jsonl") for name in names}
+        self._tails = {name: Tail(path, f"{name}.jsonl") for name in names}
 
     # -- small files ---------------------------------------------------------------------------------------
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A small file of the run; empty where it is missing or half written."""
+        file = find_file(self.path, name)
+        if file is None:
+            return {}
         try:
-            value: Any = json.loads((self.path / name).read_text(encoding="utf-8"))
+            value: Any = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
         return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
@@ -126,7 +142,8 @@ class RunRecords:
         """When something was written last, as seconds since the epoch."""
         names = ("metrics.jsonl", "timings.jsonl", "index.jsonl", "run.json", "trajectories")
         return max(
-            (file.stat().st_mtime for name in names if (file := self.path / name).exists()), default=0.0
+            (file.lstat().st_mtime for name in names if os.path.lexists(file := self.path / name)),
+            default=0.0,
         )
 
     # -- what grows ----------------------------------------------------------------------------------------
@@ -229,9 +246,13 @@ class RunRecords:
         self.version = next(self._versions)
 
     def _find_sizes(self) -> dict[str, int]:
-        """Bytes of each file of conversations, by name. Links are not followed."""
+        """Bytes of each file of conversations, by name. Links are not followed, not even one in place of the
+        folder."""
+        folder = self.path / "trajectories"
         try:
-            with os.scandir(self.path / "trajectories") as found:
+            if folder.is_symlink():
+                return {}
+            with os.scandir(folder) as found:
                 return {
                     item.name.removesuffix(".jsonl"): item.stat().st_size
                     for item in sorted(found, key=lambda item: item.name)
@@ -309,10 +330,10 @@ class RunRecords:
 
     def read_seconds(self, identity: str) -> list[float]:
         """Seconds of each turn of a conversation, where they are on record."""
-        at = self.timings.get(identity)
-        if at is None:
+        at, file = self.timings.get(identity), find_file(self.path, "timings.jsonl")
+        if at is None or file is None:
             return []
-        with (self.path / "timings.jsonl").open("rb") as source:
+        with file.open("rb") as source:
             source.seek(at)
             turns: Any = _to_object(source.readline()).get("turns")
         listed = cast("list[Any]", turns) if isinstance(turns, list) else []

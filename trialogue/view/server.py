@@ -2,24 +2,41 @@
 
 Nothing is ever changed: GET and HEAD are all there is. A request under a foreign host name is refused (a
 website could point its name at this machine), and so is one that another site's page makes.
+
+One event loop holds all connections, so a client that is slow or silent costs a socket and no thread. A few
+threads read runs. What is beyond a bound is told 503, at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import re
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from threading import Thread
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qsl
 
 from trialogue.errors import RunError
+from trialogue.reading import explain
 from trialogue.view.answers import Answers, Query
+from trialogue.view.connection import (
+    HEAD_BYTES,
+    BadRequest,
+    Request,
+    Response,
+    end,
+    read_request,
+    to_text,
+    write_response,
+)
 
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -45,6 +62,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
+_FIELDS = 50
+_BACKLOG = 1024
+_THREADS = 4
 
 
 def read_page() -> dict[str, bytes]:
@@ -65,38 +86,165 @@ def to_plain_script(module: str) -> str:
     return re.sub(r"^export ", "", without, flags=re.MULTILINE)
 
 
-class PageServer(ThreadingHTTPServer):
-    """Serves a folder of runs. Port 0 takes any free one."""
+class PageServer:
+    """Serves a folder of runs. Port 0 takes any free one. It listens from the start and answers in
+    `serve_forever`, which may run in any thread."""
 
-    daemon_threads = True
+    most_connections = 800
+    most_questions = 64
+    """Different questions that are being answered or wait for a thread; equal ones share one answer."""
+    patience = 10.0
+    """Seconds in which a client has to send a whole head, or to take a piece of an answer."""
 
     def __init__(self, root: Path, host: str = "127.0.0.1", port: int = 7878) -> None:
         self.answers = Answers(root)
         self.page = read_page()
         self.host = host
-        if ":" in host:
-            from socket import AF_INET6
-
-            self.address_family = AF_INET6
-        super().__init__((host, port), _Handler)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self.server_address: tuple[Any, ...] = self._socket.getsockname()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="view")
+        self._connections = 0
+        self._asked: dict[tuple[str, tuple[tuple[str, str], ...]], asyncio.Future[Response]] = {}
+        self._stop: Callable[[], object] = lambda: None
+        self._serves = Event()
         Thread(target=self.answers.read_ahead, daemon=True, name="read ahead").start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def address(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
 
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def serve_forever(self) -> None:
+        """Answer until `shutdown`, or until Ctrl-C in the main thread."""
+        asyncio.run(self._serve())
+
+    def shutdown(self) -> None:
+        """End `serve_forever`, from another thread."""
+        self._serves.wait()
+        self._stop()
+
+    async def _serve(self) -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        # Clients that vanish and a lack of file descriptors are no business of whoever reads the terminal.
+        loop.set_exception_handler(lambda loop, context: None)
+        self._stop = lambda: loop.call_soon_threadsafe(over.set)
+        server = await asyncio.start_server(
+            self._converse, sock=self._socket, limit=HEAD_BYTES, backlog=_BACKLOG
+        )
+        self._serves.set()
+        await over.wait()
+        server.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one client, request after request."""
+        self._connections += 1
+        try:
+            if self._connections > self.most_connections:
+                await self._send(writer, to_busy("too many connections"))
+                await end(reader, writer)
+                return
+            while (request := await read_request(reader, self.patience)) is not None:
+                response = await self._respond(request)
+                body = request.method != "HEAD"
+                if not await self._send(writer, response, body=body, stays=request.stays):
+                    return
+                if not request.stays:
+                    return
+        except BadRequest as refusal:
+            await self._send(writer, to_text(refusal.status, str(refusal)))
+            await end(reader, writer)
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, response: Response, *, body: bool = True, stays: bool = False
+    ) -> bool:
+        busy = response.status == HTTPStatus.SERVICE_UNAVAILABLE
+        headers = {**HEADERS, "Retry-After": "1"} if busy else HEADERS
+        return await write_response(writer, response, headers, self.patience, body=body, stays=stays)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    async def _respond(self, request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return to_text(HTTPStatus.NOT_IMPLEMENTED, "nothing can be changed here: ask with GET or HEAD")
+        if refusal := self._find_refusal(request):
+            return to_text(HTTPStatus.FORBIDDEN, refusal)
+        name = "page.html" if request.path == "/" else request.path.removeprefix("/")
+        if name in self.page:
+            return Response(HTTPStatus.OK, TYPES[Path(name).suffix], self.page[name])
+        try:
+            query = dict(parse_qsl(request.query, max_num_fields=_FIELDS))
+        except ValueError:
+            return to_text(HTTPStatus.BAD_REQUEST, f"a question has at most {_FIELDS} fields")
+        return await self._ask(request.path, query)
+
+    def _find_refusal(self, request: Request) -> str:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self.is_welcome(host):
+            return "this server answers only under its own address"
+        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+            return "another site's page may not ask here"
+        site = request.headers.get("sec-fetch-site", "none")
+        if request.path != "/" and site not in ("same-origin", "none"):
+            return "another site's page may not ask here"
+        return ""
+
     def is_welcome(self, host: str) -> bool:
         """Whether a Host header names this machine: as loopback, as it was told to be called, or by number
         (no website can make a browser send a number that is not its own)."""
-        name = urlsplit(f"//{host}").hostname or ""
-        if name in ("localhost", self.host):
+        found = _HOST.fullmatch(host)
+        if found is None or int(found[2] or 0) > 65535:
+            return False
+        name = found[1].strip("[]").lower()
+        if name in ("localhost", self.host.lower()):
             return True
         try:
             number = ipaddress.ip_address(name)
         except ValueError:
             return False
         return number.is_loopback or self.host in ("0.0.0.0", "::")
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    async def _ask(self, path: str, query: Query) -> Response:
+        """The answer to a question. Whoever asks what somebody else is just asking gets the same answer."""
+        key = (path, tuple(query.items()))
+        task = self._asked.get(key)
+        if task is None:
+            if len(self._asked) >= self.most_questions:
+                return to_busy("too many questions at once")
+            loop = asyncio.get_running_loop()
+            task = loop.run_in_executor(self._threads, self._find_answer, path, query)
+            self._asked[key] = task
+            task.add_done_callback(lambda _: self._asked.pop(key, None))
+        return await asyncio.shield(task)
+
+    def _find_answer(self, path: str, query: Query) -> Response:
+        """Runs in a thread. Whatever a run's files hold, there is an answer."""
+        try:
+            status, answer = HTTPStatus.OK, self.answer(path, query)
+            text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        except RunError as error:
+            status, text = HTTPStatus.NOT_FOUND, json.dumps({"error": str(error)})
+        except Exception as error:  # noqa: BLE001 - files of any content are read here
+            run = f"the run '{query['run']}'" if "run" in query else "the runs"
+            told = f"the files of {run} cannot be shown: {explain(error)}"
+            status, text = HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps({"error": told})
+        return Response(status, "application/json; charset=utf-8", text.encode("utf-8", "replace"))
 
     def answer(self, path: str, query: Query) -> Any:
         """The answer to a question of the page."""
@@ -114,6 +262,10 @@ class PageServer(ThreadingHTTPServer):
         return ask()
 
 
+def to_busy(text: str) -> Response:
+    return to_text(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}; ask again in a second")
+
+
 def open_server(root: Path, host: str, port: int) -> PageServer:
     """A server that listens; where the port is taken, an error that says what to do."""
     try:
@@ -122,56 +274,3 @@ def open_server(root: Path, host: str, port: int) -> PageServer:
         raise RunError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port, 0 takes any"
         ) from None
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride] # the one it is made for
-    protocol_version = "HTTP/1.1"
-    server_version = "trialogue"
-    sys_version = ""
-    timeout = 60
-    wbufsize = -1  # head and body leave together; the second of two small packets would wait for the first
-
-    def do_GET(self) -> None:
-        self._respond(body=True)
-
-    def do_HEAD(self) -> None:
-        self._respond(body=False)
-
-    def _respond(self, body: bool) -> None:
-        parts = urlsplit(self.path)
-        refusal = self._find_refusal(parts.path)
-        if refusal:
-            self._send(HTTPStatus.FORBIDDEN, "text/plain; charset=utf-8", refusal.encode(), body)
-            return
-        name = "page.html" if parts.path == "/" else parts.path.removeprefix("/")
-        if name in self.server.page:
-            self._send(HTTPStatus.OK, TYPES[Path(name).suffix], self.server.page[name], body)
-            return
-        try:
-            status, answer = HTTPStatus.OK, self.server.answer(parts.path, dict(parse_qsl(parts.query)))
-        except RunError as error:
-            status, answer = HTTPStatus.NOT_FOUND, {"error": str(error)}
-        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
-        self._send(status, "application/json; charset=utf-8", text.encode("utf-8", "replace"), body)
-
-    def _find_refusal(self, path: str) -> str:
-        if not self.server.is_welcome(self.headers.get("Host", "")):
-            return "this server answers only under its own address"
-        origin = self.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != self.headers.get("Host"):
-            return "another site's page may not ask here"
-        if path != "/" and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            return "another site's page may not ask here"
-        return ""
-
-    def _send(self, status: HTTPStatus, kind: str, content: bytes, body: bool) -> None:
-        self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: the terminal belongs to whoever started the server."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trialogue.run import list_checkpoints
+from trialogue.view.records import find_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,8 +47,9 @@ def to_pieces(turns: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]
 
 def find_tokenizer(run: Path) -> Path | None:
     """`tokenizer.json` of a run, or of its model or newest checkpoint."""
-    folders = [run, run / "model", *reversed(list_checkpoints(run))]
-    return next((file for folder in folders if (file := folder / "tokenizer.json").is_file()), None)
+    steps = [f"checkpoints/{folder.name}/" for folder in reversed(list_checkpoints(run))]
+    names = [f"{folder}tokenizer.json" for folder in ("", "model/", *steps)]
+    return next((file for name in names if (file := find_file(run, name)) is not None), None)
 
 
 @lru_cache(maxsize=2)
