@@ -78,7 +78,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         )
     )
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
-    with pytest.raises(EngineError, match="Weights are read as safetensors only"):
+    with pytest.raises(EngineError, match=r"pytorch_model\.bin: weights are read as safetensors only"):
         TorchEngine.load(tmp_path)
 
 

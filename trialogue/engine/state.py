@@ -24,13 +24,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from trialogue.durable import put_in_place
+from trialogue.engine.model_folder import check_adapter, load_weights
 from trialogue.engine.shards import to_shard
 from trialogue.engine.update import Update
 from trialogue.errors import EngineError
 
 FORMAT = 1
-SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
-"""Weights are numbers: nothing that comes with a model is ever run."""
 
 
 def save_engine(
@@ -75,7 +74,7 @@ def load_engine(path: Path, model: PreTrainedModel, adapter: Any, update: Update
             f"{path} was saved {'without' if adapter is not None else 'with'} LoRA; use the same settings"
         )
     if adapter is None:
-        saved = type(model).from_pretrained(path, dtype=model.dtype, use_safetensors=True)
+        saved = load_weights(path, model.dtype)
         if update.shards is not None:
             update.shards.load(saved.state_dict())
         else:
@@ -83,17 +82,11 @@ def load_engine(path: Path, model: PreTrainedModel, adapter: Any, update: Update
     else:
         from peft import load_peft_weights, set_peft_model_state_dict
 
-        refuse_pickled(path)
+        check_adapter(path)
         set_peft_model_state_dict(adapter, load_peft_weights(os.fspath(path), device="cpu"))
     _load_optimizer(update, load_file(path / "optimizer.safetensors"))
     _load_random(load_file(path / "random.safetensors"))
     return record
-
-
-def refuse_pickled(path: Path) -> None:
-    """An adapter that is not in safetensors would be unpickled."""
-    if not (path / "adapter_model.safetensors").is_file():
-        raise EngineError(f"{path} has no adapter_model.safetensors; weights are read in no other format")
 
 
 def _optimizer_tensors(update: Update) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import ctypes
-import json
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from trialogue.activity import ACTIVITY, notify, phase
 from trialogue.engine.api import (
@@ -39,12 +38,14 @@ from trialogue.engine.api import (
 )
 from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
 from trialogue.engine.cores import describe_threads
+from trialogue.engine.model_folder import check_adapter, find_base, load_weights
 from trialogue.engine.sampler import Request, Sampler
 from trialogue.engine.shards import Shards, find_world
-from trialogue.engine.state import SAFE, load_engine, refuse_pickled, save_engine
+from trialogue.engine.state import load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
 from trialogue.errors import EngineError
+from trialogue.reading import reading
 
 Result = TypeVar("Result")
 
@@ -376,22 +377,13 @@ def load_model(path: str | Path, settings: EngineSettings) -> tuple[PreTrainedMo
     frozen = (adapted or settings.lora is not None) and find_device(settings.device).type != "cpu"
     dtype = torch.bfloat16 if frozen else torch.float32
     if not adapted:
-        return _load_weights(path, dtype), None
+        return load_weights(path, dtype), None
     from peft import PeftModel
 
-    base = json.loads(adapter_config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    refuse_pickled(Path(path))
-    model = _load_weights(base, dtype)
-    return model, PeftModel.from_pretrained(model, str(path), is_trainable=True)
-
-
-def _load_weights(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **SAFE)
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"cannot load {source}: {error}. Weights are read as safetensors only, and no code is run"
-        ) from error
+    check_adapter(Path(path))
+    model = load_weights(find_base(Path(path)), dtype)
+    with reading(f"cannot load the adapter in {path}", EngineError):
+        return model, PeftModel.from_pretrained(model, str(path), is_trainable=True)
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:

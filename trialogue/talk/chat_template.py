@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
+from trialogue.talk.bounded_template import BoundedTemplate
 from trialogue.talk.parse import Marks, read_hermes, read_llama
 from trialogue.talk.vocabulary import Pieces, Vocabulary
 from trialogue.trajectory import Reply
@@ -25,7 +26,7 @@ _HIDDEN = re.compile(f"{_OPEN}(\\d*){_CLOSE}")
 
 
 class ChatTemplateRenderer:
-    """Renders through `apply_chat_template`, with user and tool text kept out of the template's syntax."""
+    """Renders through the tokenizer's template, with user and tool text kept out of the template's syntax."""
 
     name = "template"
 
@@ -34,6 +35,7 @@ class ChatTemplateRenderer:
             raise ConfigError("the tokenizer has no chat template; name a renderer such as 'hermes'")
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
+        self._template = BoundedTemplate(tokenizer)
         self._names = sorted(vocabulary.controls, key=len, reverse=True)
         alternatives = "|".join(re.escape(name) for name in self._names)
         self._controls = re.compile(f"({alternatives})" if alternatives else r"(?!)")
@@ -98,13 +100,7 @@ class ChatTemplateRenderer:
                 made["function"] = {"name": call.name, "arguments": call.arguments}
             shapes.append(self._hide(shape))
         schemas = [self._hide(tool.schema) for tool in tools]
-        try:
-            text = self._tokenizer.apply_chat_template(
-                shapes, tools=schemas or None, add_generation_prompt=prompt, tokenize=False
-            )
-        except Exception as error:  # noqa: BLE001 - a template is code and may raise anything
-            raise ConfigError(f"the chat template refuses such a conversation: {error}") from None
-        return cast("str", text)
+        return self._template.render(shapes, schemas or None, prompt)
 
     def _hide(self, value: Any) -> Any:
         if isinstance(value, str):

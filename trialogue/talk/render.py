@@ -80,7 +80,10 @@ def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
     from trialogue.talk.vocabulary import Vocabulary
 
     vocabulary = Vocabulary(tokenizer)
-    chosen = name or guess_name(vocabulary.controls.keys(), getattr(tokenizer, "chat_template", None))
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several by name; conversations here have tools
+        template = tokenizer.get_chat_template(None, tools=[{}])
+    chosen = name or guess_name(vocabulary.controls.keys(), template)
     match chosen:
         case "compact":
             return templates.CompactRenderer(vocabulary)

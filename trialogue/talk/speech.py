@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import Limits, Speaker
+from trialogue.engine.model_folder import check_counts, read_object
 from trialogue.errors import ConfigError
 from trialogue.reading import explain
 from trialogue.talk.brief import BriefRenderer
@@ -19,14 +20,25 @@ if TYPE_CHECKING:
     from trialogue.talk.model import ModelSource
 
 
+TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
 def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
     """The tokenizer and renderer of a model's folder; `name` overrides what the folder says."""
     from transformers import AutoTokenizer
 
+    for text in TEXTS:
+        if (file := Path(folder) / text).is_file():
+            read_object(file, ConfigError)
+    if (file := Path(folder) / "config.json").is_file():
+        check_counts(file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:  # none there, or a hub without such a model or out of reach
-        raise ConfigError(f"cannot load the model '{folder}': {explain(error)}") from error
+    except Exception as error:  # none there, a hub out of reach, or files that hold something else
+        raise ConfigError(
+            f"cannot load the model '{folder}': {explain(error)}; config.json, tokenizer.json and "
+            "tokenizer_config.json must be as save_pretrained wrote them"
+        ) from error
     return tokenizer, make_renderer(tokenizer, folder, name)
 
 
@@ -34,7 +46,9 @@ def make_renderer(tokenizer: Any, folder: str, name: str | None = None) -> Rende
     """The renderer of a model's folder over a tokenizer at hand."""
     note = Path(folder) / "renderer.json"
     if name is None and note.is_file():
-        name = json.loads(note.read_text(encoding="utf-8"))["renderer"]
+        name = read_object(note, ConfigError).get("renderer")
+        if not isinstance(name, str):
+            raise ConfigError(f"{note}: renderer must be a name; delete the file to choose by the tokenizer")
     if name == "brief":
         return BriefRenderer(Vocabulary(tokenizer))
     return find_renderer(tokenizer, name)

@@ -109,8 +109,9 @@ async def write_response(
     try:
         for start in range(0, len(sent), _CHUNK):
             writer.write(sent[start : start + _CHUNK])
-            async with asyncio.timeout(seconds):
-                await writer.drain()
+            if writer.transport.get_write_buffer_size():
+                async with asyncio.timeout(seconds):
+                    await writer.drain()
     except (OSError, TimeoutError):
         writer.transport.abort()
         return False
