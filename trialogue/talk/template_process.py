@@ -44,7 +44,8 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
             answer = {"error": str(error)[:1000] or type(error).__name__}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), flush=True)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
