@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TextIO
 
 from trialogue.errors import ConfigError
 
@@ -28,7 +30,8 @@ class BoundedTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: TextIO | None = None
         self._refusal: str | None = None
         self._lock = Lock()
 
@@ -51,14 +54,14 @@ class BoundedTemplate:
     def _ask(self, line: str) -> dict[str, Any]:
         if self._refusal is not None:
             raise ConfigError(self._refusal)
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if self._process is None or self._channel is None:
+            self._process, self._channel = self._start()
+        process, channel = self._process, self._channel
         try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            told = process.stdout.readline()
-        except BrokenPipeError:
+            channel.write(line + "\n")
+            channel.flush()
+            told = channel.readline()
+        except (BrokenPipeError, ConnectionResetError):
             told = ""
         if told.endswith("\n"):
             return json.loads(told)
@@ -70,24 +73,26 @@ class BoundedTemplate:
             )
         raise ConfigError(self._refusal)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> tuple[subprocess.Popen[bytes], TextIO]:
         known = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [sys.executable, "-I", str(_PROGRAM), str(SECONDS), str(MEMORY)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**known, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            text=True,
             start_new_session=True,  # Ctrl-C is for the program that asks
         )
-        weakref.finalize(self, _end, process)
-        return process
+        theirs.close()
+        with ours:  # the file keeps it open
+            channel = ours.makefile("rw", encoding="utf-8")
+        weakref.finalize(self, _end, process, channel)
+        return process, channel
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes], channel: TextIO) -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()
+    with suppress(OSError):  # what was still to be sent
+        channel.close()

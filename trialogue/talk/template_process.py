@@ -3,13 +3,14 @@
 
 A template is a program that came with a model. Jinja's sandbox keeps it from reading files, but not from
 looping for ever or from building endless text, and a thread cannot be stopped. `talk.bounded_template` starts
-this file by its path: a line of JSON with the template's values comes in, a line with its text or an error
-goes out.
+this file by its path, with a socket as standard input: a line of JSON with the template's values comes in, a
+line with its text or an error goes out. Nothing is printed.
 """
 
 import json
 import resource
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -32,7 +33,8 @@ def main() -> None:
 
     render: Any = chat_template_utils.render_jinja_template
     limit_memory(memory)
-    for line in sys.stdin:
+    channel = socket.socket(fileno=0).makefile("rw", encoding="utf-8")
+    for line in channel:
         # Past the limit the system ends the process: no handler could interrupt a single long operation.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
@@ -44,8 +46,8 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
             answer = {"error": str(error)[:1000] or type(error).__name__}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        channel.write(json.dumps(answer) + "\n")
+        channel.flush()
 
 
 if __name__ == "__main__":
