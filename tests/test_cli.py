@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,7 @@ def test_a_file_of_settings_and_overrides(folder: Path) -> None:
     assert (result["split"], result["tasks"], result["trials"]) == ("train", 1, 3)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path, crash: Callable[[Path], None]) -> None:
     (folder / "slow.py").write_text(SLOW)
     words = ["eval", "slow.py", "--split", "all", "--trials", "4", "rollout.concurrency=4", "--seed", "3"]
     whole = ask(folder, *words, "run.name=whole")
@@ -293,6 +294,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path) -> None:
     done = run(folder, "report", "runs/cut")
     assert done.returncode == 1
     assert "not finished (its state is 'stopped')" in done.stderr
+    crash(folder / "runs" / "cut")
     with file.open("a") as half:  # a line cut off by a crash is dropped
         half.write('{"id": "cut off')
 

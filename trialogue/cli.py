@@ -23,6 +23,7 @@ from trialogue.cli_options import (
     to_resume,
 )
 from trialogue.cli_users import users_verb
+from trialogue.cli_verify import verify_verb
 from trialogue.output import echo, echo_json, echo_lines
 
 
@@ -460,15 +461,18 @@ def demo_verb(out: str, seed: int, minutes: float | None, as_json: bool) -> None
 @JSON
 def report_verb(run: str, other: str | None, as_json: bool) -> None:
     """Write report.md of a finished RUN directory, and print it; with OTHER, compare the two task by task."""
+    from trialogue.digests import refuse_injured
     from trialogue.run import read_about, refuse_missing
     from trialogue.view.report import read_result, write_report
 
     path = Path(run)
     refuse_missing(path)
+    refuse_injured(path)
     if other is not None:
         from trialogue.view.paired import compare_runs, to_comparison
 
         refuse_missing(Path(other))
+        refuse_injured(Path(other))
         compared = compare_runs(path, Path(other))
         if as_json:
             echo_json(compared)
@@ -548,7 +552,7 @@ def config_verb(verb: str | None, as_json: bool) -> None:
             echo(f"    {' '.join(key.meaning.split())}")
 
 
-for verb in (draft_verb, synthesize_verb, review_verb, users_verb):
+for verb in (draft_verb, synthesize_verb, review_verb, users_verb, verify_verb):
     main.add_command(verb)
 
 

@@ -132,6 +132,7 @@ def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json:
     """
     import getpass
 
+    from trialogue.digests import refuse_injured
     from trialogue.learn.synthesize import decide_again, read_decided
     from trialogue.run import read_trajectories
     from trialogue.score.review import Verdicts, review, write_reviewed
@@ -142,6 +143,7 @@ def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json:
     place = Path(path)
     is_run = place.is_dir()
     if is_run:  # what is refused is refused before a person has decided anything
+        refuse_injured(place)
         read_decided(place, trust=trust)
     file = place / ("rejected.jsonl" if rejected else "accepted.jsonl") if is_run else place
     items = list(read_trajectories(file))

@@ -7,19 +7,21 @@ is sealed with a manifest of its files' hashes, by which a damaged one is recogn
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trialogue.errors import RunError
 from trialogue.secrets import redact
 
 MANIFEST = "manifest.json"
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_ROOM_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large")
 
@@ -50,7 +52,12 @@ def is_no_room(error: BaseException) -> bool:
 
 def append(path: Path, text: str) -> None:
     """Add whole lines to a file; where they do not fit, it is left as it was."""
-    rest = memoryview(redact(text).encode("utf-8"))
+    append_bytes(path, redact(text).encode("utf-8"))
+
+
+def append_bytes(path: Path, content: bytes) -> None:
+    """Add to a file what has no secret in it; where it does not fit, the file is left as it was."""
+    rest = memoryview(content)
     with saving(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -89,6 +96,24 @@ def write_json(path: Path, data: Any) -> None:
     write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
+def lock_folder(path: Path) -> IO[str]:
+    """Be the one process that writes to a folder. The lock is released when the process ends, however it
+    ends."""
+    lock = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read(20).strip()
+        lock.close()
+        known = f" (process {holder})" if holder.isdigit() else ""
+        raise RunError(f"another process{known} is writing to {path}") from None
+    with suppress(OSError):  # on a full disk the lock holds all the same, without a name on it
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), str(os.getpid()).encode())
+    return lock
+
+
 def sync(path: Path) -> None:
     """Make sure that a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -107,7 +132,7 @@ def mend(file: Path) -> int:
             start = _find_line(target, end)
             target.seek(start)
             line = target.read(end - start)
-            if line.endswith(b"\n") and _is_json(line):
+            if line.endswith(b"\n") and is_json(line):
                 break
             end = start
         if end < size:
@@ -129,7 +154,8 @@ def _find_line(source: Any, end: int) -> int:
     return 0
 
 
-def _is_json(line: bytes) -> bool:
+def is_json(line: bytes) -> bool:
+    """Whether a line is JSON, or empty."""
     try:
         json.loads(line)
     except RecursionError:
@@ -148,7 +174,7 @@ def seal(folder: Path) -> None:
             sync(file)
             listed[file.relative_to(folder).as_posix()] = {
                 "bytes": file.stat().st_size,
-                "sha256": _hash(file),
+                "sha256": hash_file(file),
             }
         write_json(folder / MANIFEST, {"files": listed})
 
@@ -163,7 +189,7 @@ def find_damage(folder: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != known["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes instead of {known['bytes']}"
-            if _hash(file) != known["sha256"]:
+            if hash_file(file) != known["sha256"]:
                 return f"{name} has changed"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
@@ -172,9 +198,26 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def _hash(file: Path) -> str:
+def hash_file(file: Path) -> str:
+    """The SHA-256 of a file."""
     with file.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def take_name(folder: Path, names: Iterable[Path]) -> Path | None:
+    """Rename a folder to the first of these names that is free. The rename itself decides, so two processes
+    never get the same name. Returns the new name, or None where all are taken."""
+    for name in names:
+        if name.exists():  # a rename would replace an empty folder
+            continue
+        try:
+            folder.rename(name)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        else:
+            return name
+    return None
 
 
 _ASIDE = ".aside-"

@@ -7,12 +7,16 @@ It is written beside the trajectories and can always be made again from them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from trialogue.errors import Blame
+from trialogue.errors import Blame, RunError
+from trialogue.lines import read_lines, read_spans
 from trialogue.messages import Frozen
+from trialogue.reading import reading
 from trialogue.task import Side
 from trialogue.trajectory import End, Trajectory, count_near_calls
 
@@ -104,3 +108,32 @@ def to_entry(trajectory: Trajectory, file: str, at: int, length: int) -> Entry:
         spent=spent,
         says=says,
     )
+
+
+def to_index(name: str, items: Iterable[Trajectory], at: int, lengths: Iterable[int]) -> Iterator[str]:
+    """The lines of the index for conversations that stand one after the other in a file, from `at` on."""
+    for item, length in zip(items, lengths, strict=True):
+        yield to_entry(item, name, at, length).model_dump_json(exclude_defaults=True)
+        at += length
+
+
+def remake_index(files: Iterable[Path]) -> Iterator[str]:
+    """The lines of the index for all conversations in these files."""
+    for file in files:
+        for line in read_spans(file):
+            with reading(f"{file}, line {line.number}", RunError):
+                item = Trajectory.model_validate(line.value)
+            yield to_entry(item, file.stem, line.at, line.length).model_dump_json(exclude_defaults=True)
+
+
+def is_listed(path: Path) -> bool:
+    """Whether the index of a run reaches to the end of every file."""
+    reach: dict[str, int] = {}
+    try:
+        for _, line in read_lines(path / "index.jsonl") if (path / "index.jsonl").exists() else ():
+            entry = Entry.model_validate(line)
+            reach[entry.file] = entry.at + entry.bytes
+    except (RunError, ValidationError):
+        return False
+    files = (path / "trajectories").glob("*.jsonl")
+    return reach == {file.stem: size for file in files if (size := file.stat().st_size)}

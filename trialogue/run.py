@@ -10,15 +10,16 @@ result.json         the figures of a finished evaluation
 recordings/*.jsonl  every reply of a model that has to be asked, to play back
 ledger.jsonl        what endpoints used: tokens, money and seconds by role, model and step
 trajectories/*.jsonl
+digests.json        what all this was like when it was written
 report.md, report.html
 
 Every file is appended to by whole lines or replaced as a whole, and one process at a time may write: see
-`durable` for how, and `mark` and `rewind` for how a run goes on from a checkpoint.
+`durable` for how, `digests` for how an injured file is found, and `mark` and `rewind` for how a run goes on
+from a checkpoint.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -30,16 +31,27 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, count
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any, Literal, cast
 
 from pydantic import ValidationError
 
 from trialogue.config import C, RunSettings, Section, SftConfig, TrainConfig, to_config
-from trialogue.durable import MANIFEST, append, mend, saving, sync, write, write_json
+from trialogue.digests import (
+    describe,
+    list_files,
+    list_now,
+    read_listed,
+    write_listed,
+    write_stamped,
+)
+from trialogue.durable import MANIFEST, lock_folder, mend, saving, sync, take_name, write_json
 from trialogue.errors import ConfigError, RunError, suggest
-from trialogue.index import Entry, to_entry
-from trialogue.reading import explain, from_json, reading
+from trialogue.index import is_listed, remake_index, to_index
+from trialogue.lines import append_records, read_lines, write_records
+from trialogue.reading import reading
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
@@ -73,18 +85,18 @@ class Run:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
         name = settings.name or f"{kind}-{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         path = _place(settings, name)
-        number = 1
-        while not settings.name and path.exists():
-            number += 1
-            path = Path(settings.directory) / f"{name}-{number}"
-        _refuse_taken(path)
+        if settings.name and path.exists():
+            raise _to_taken(path)
+        others = () if settings.name else (path.with_name(f"{name}-{number}") for number in count(2))
         # The directory gets its name when it is whole: what has the name can be resumed.
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = path.with_name(f".{path.name}.{os.getpid()}.{token_hex(4)}")
+        run = None
         try:
             with saving(path):
                 (partial / "trajectories").mkdir(parents=True)
-                run = cls(partial, _lock(partial))
+                run = cls(partial, lock_folder(partial))
                 write_json(partial / "config.json", config.model_dump(mode="json"))
+                write_listed(partial, {"config.json": describe(partial, "config.json")})
                 run._describe(
                     kind=kind,
                     domain=domain,
@@ -96,29 +108,46 @@ class Run:
                     versions=find_versions(),
                     **({"marks": list(marks)} if marks else {}),
                 )
-                partial.rename(path)
+                taken = take_name(partial, chain((path,), others))
+                if taken is None:
+                    raise _to_taken(path)
         except BaseException:
+            if run is not None:
+                run._lock.close()
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        run.path = path
+        run.path = taken
         return run
 
     @classmethod
     def resume(cls, path: Path) -> Run:
-        """An existing run directory, to go on with. A line cut off by a crash is dropped."""
+        """An existing run directory, to go on with; `refuse_injured` comes first. A line cut off by a crash
+        is dropped."""
         about = read_about(path)
-        run = cls(path, _lock(path))
+        run = cls(path, lock_folder(path))
         for folder in (path, path / "trajectories", path / "recordings"):
             for file in folder.glob("*.jsonl"):
                 if cut := mend(file):
                     _log.warning("%s: %d bytes of a line cut off by a crash were dropped", file, cut)
             for file in folder.glob("*.partial"):
                 file.unlink()
-        if about.get("kind") not in ("train", "sft") and not is_listed(path):  # those rewind to a mark
-            lists = (to_index(file.stem, list(read_trajectories(file)), 0) for file in find_files(path))
-            write(path / "index.jsonl", "".join(line + "\n" for lines in lists for line in lines))
         run._describe(state="running")
+        run._list(name for name in read_listed(path) if name != "tokenizer.json" and run._is_steady(name))
+        if about.get("kind") not in LEARNING and not is_listed(path):  # those rewind to a mark
+            write_records(path / "index.jsonl", list(remake_index(find_files(path))))
         return run
+
+    def _is_steady(self, name: str) -> bool:
+        """Whether a file stays as it is, or is only appended to, until the run ends."""
+        logs = ("ledger.jsonl", "verdicts.jsonl", "timings.jsonl")
+        growing = name in logs or name.startswith(("trajectories/", "recordings/"))
+        if read_about(self.path).get("kind") in LEARNING and name.startswith(("trajectories/", "timings")):
+            return False  # rewound with the checkpoint, which notes how far they reached
+        return growing or name in ("config.json", "prompts.json", "tokenizer.json")
+
+    def _list(self, names: Iterable[str]) -> None:
+        """Have `digests.json` list these files as they are now, and no others."""
+        write_listed(self.path, {name: describe(self.path, name) for name in names})
 
     @contextmanager
     def setting_up(self) -> Generator[None]:
@@ -128,6 +157,7 @@ class Run:
         except BaseException:
             self.close("failed")
             raise
+        self._list(filter(self._is_steady, list_files(self.path)))
 
     def extend(self, steps: int) -> None:
         """Have a run that learns go further than it was begun for: to so many steps. The model it had ended
@@ -136,6 +166,7 @@ class Run:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if config["training"]["steps"] < steps:
             config["training"]["steps"] = steps
+            self._list(name for name in read_listed(self.path) if name != "config.json")
             write_json(file, config)
             shutil.rmtree(self.path / "model", ignore_errors=True)
 
@@ -144,30 +175,29 @@ class Run:
         if not (self.path / "prompts.json").exists():
             write_json(self.path / "prompts.json", prompts)
 
-    def append(self, file: str, *lines: str) -> None:
-        """Append whole lines to a file of the run."""
-        if lines:
-            append(self.path / file, "".join(line + "\n" for line in lines))
-            self._unsynced.add(self.path / file)
+    def append(self, file: str, *lines: str) -> list[int]:
+        """Append JSON objects to a file of the run, a line each. Returns how long the lines are."""
+        if not lines:
+            return []
+        self._unsynced.add(self.path / file)
+        return append_records(self.path / file, lines)
 
     def add_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         """Add conversations to `trajectories/NAME.jsonl`, and their seconds beside."""
         items = list(trajectories)
         file = self.path / "trajectories" / f"{name}.jsonl"
         at = file.stat().st_size if file.exists() else 0
-        self.append(f"trajectories/{name}.jsonl", *(item.to_json() for item in items))
-        self._list(name, items, at)
+        lengths = self.append(f"trajectories/{name}.jsonl", *(item.to_json() for item in items))
+        self.append("index.jsonl", *to_index(name, items, at, lengths))
         self._add_timings(items)
 
     def write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         """Write all conversations of `trajectories/NAME.jsonl` at once, and their seconds beside."""
         items = list(trajectories)
-        write(self.path / "trajectories" / f"{name}.jsonl", "".join(item.to_json() + "\n" for item in items))
-        self._list(name, items, 0)
+        file = self.path / "trajectories" / f"{name}.jsonl"
+        lengths = write_records(file, [item.to_json() for item in items])
+        self.append("index.jsonl", *to_index(name, items, 0, lengths))
         self._add_timings(items)
-
-    def _list(self, name: str, items: Sequence[Trajectory], at: int) -> None:
-        self.append("index.jsonl", *to_index(name, items, at))
 
     def _add_timings(self, items: Sequence[Trajectory]) -> None:
         self.append(
@@ -184,10 +214,6 @@ class Run:
         known = {} if step is None else {"step": step}
         self.append("ledger.jsonl", *(json.dumps({**known, **line}) for line in lines))
 
-    def read_ledger(self) -> list[dict[str, Any]]:
-        file = self.path / "ledger.jsonl"
-        return [line for _, line in read_lines(file)] if file.exists() else []
-
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         self.append("metrics.jsonl", json.dumps(metrics))
 
@@ -199,7 +225,7 @@ class Run:
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """The one line of a finished evaluation, in place of an earlier one."""
-        write(self.path / "metrics.jsonl", json.dumps(metrics) + "\n")
+        write_records(self.path / "metrics.jsonl", [json.dumps(metrics)])
 
     def sync(self) -> None:
         """Make sure that everything appended so far is on the disk."""
@@ -234,6 +260,7 @@ class Run:
     def close(self, state: State) -> None:
         try:
             self.sync()
+            list_now(self.path)
             self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))
         except RunError:
             if state != "failed":  # then what made it fail is told, and the run can be resumed all the same
@@ -244,35 +271,20 @@ class Run:
     def _describe(self, **facts: Any) -> None:
         path = self.path / "run.json"
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        write_json(path, {**about, **facts})
-
-
-def _lock(path: Path) -> IO[str]:
-    """Let go of when the process ends, however it ends."""
-    lock = (path / ".lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.seek(0)
-        holder = lock.read(20).strip()
-        lock.close()
-        known = f" (process {holder})" if holder.isdigit() else ""
-        raise RunError(f"another process{known} is writing to {path}") from None
-    with suppress(OSError):  # on a full disk the lock holds all the same, without a name on it
-        os.ftruncate(lock.fileno(), 0)
-        os.write(lock.fileno(), str(os.getpid()).encode())
-    return lock
+        write_stamped(path, {**about, **facts})
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give an existing folder another name, so that nothing in it is lost. Returns where it is now."""
+    """Give an existing folder another name, so that nothing in it is lost. Returns where it is now. A folder
+    in which a run is being written stays where it is."""
     if not path.exists():
         return None
-    number = 1
-    while (aside := path.with_name(f"{path.name}-{number}")).exists():
-        number += 1
-    path.rename(aside)
-    return aside
+    for lock in (path / ".lock", *path.glob("*/.lock")):
+        if lock.exists():
+            lock_folder(lock.parent).close()
+    with suppress(FileNotFoundError):  # another process was first
+        return take_name(path, (path.with_name(f"{path.name}-{number}") for number in count(1)))
+    return None
 
 
 def list_checkpoints(path: Path) -> list[Path]:
@@ -321,8 +333,8 @@ def read_config(kind: type[C], path: Path) -> C:
 
 def refuse_taken(settings: RunSettings) -> None:
     """The name of a new run must be free. This is asked before anything is loaded."""
-    if settings.name:
-        _refuse_taken(_place(settings, settings.name))
+    if settings.name and (path := _place(settings, settings.name)).exists():
+        raise _to_taken(path)
 
 
 def _place(settings: RunSettings, name: str) -> Path:
@@ -332,9 +344,8 @@ def _place(settings: RunSettings, name: str) -> Path:
     return Path(settings.directory) / name
 
 
-def _refuse_taken(path: Path) -> None:
-    if path.exists():
-        raise RunError(f"{path} exists; resume it with --resume {path}, or choose another run.name")
+def _to_taken(path: Path) -> RunError:
+    return RunError(f"{path} exists; resume it with --resume {path}, or choose another run.name")
 
 
 _PLACES = ("domain", "data", "model", "otherwise", "examples", "prompt", "personas")
@@ -423,49 +434,6 @@ def read_learned(model: str) -> TrainConfig | SftConfig | None:
     return read_config(SftConfig if kind == "sft" else TrainConfig, run) if kind in LEARNING else None
 
 
-def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file with their line numbers; a last line cut off by a crash is left out, but a
-    file that does not even begin with an object is something else."""
-    try:
-        source = file.open("rb")
-    except OSError as error:
-        raise RunError(f"cannot read {file}: {error.strerror}") from None
-    with source:
-        for number, line in enumerate(source, 1):
-            if not line.strip():
-                continue
-            try:
-                value = from_json(line.decode("utf-8"))
-            except (ValueError, RecursionError) as error:
-                begun = number > 1 or line.lstrip().startswith(b"{")
-                if begun and not line.endswith(b"\n"):
-                    return
-                raise RunError(f"{file}, line {number}: {explain(error)}") from None
-            if not isinstance(value, dict):
-                raise RunError(f"{file}, line {number}: not a JSON object")
-            yield number, value
-
-
-def to_index(name: str, items: Iterable[Trajectory], at: int) -> Iterator[str]:
-    """The lines of the index for conversations that stand one after the other in a file, from `at` on."""
-    for item in items:
-        length = len(item.to_json().encode()) + 1
-        yield to_entry(item, name, at, length).model_dump_json(exclude_defaults=True)
-        at += length
-
-
-def is_listed(path: Path) -> bool:
-    """Whether the index of a run reaches to the end of every file."""
-    reach: dict[str, int] = {}
-    try:
-        for _, line in read_lines(path / "index.jsonl") if (path / "index.jsonl").exists() else ():
-            entry = Entry.model_validate(line)
-            reach[entry.file] = entry.at + entry.bytes
-    except (RunError, ValidationError):
-        return False
-    return reach == {file.stem: file.stat().st_size for file in find_files(path) if file.stat().st_size}
-
-
 def find_files(path: Path) -> list[Path]:
     """The files of conversations of a run directory."""
     return sorted((path / "trajectories").glob("*.jsonl"))
@@ -479,12 +447,30 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
         raise RunError(f"{path} holds no trajectories")
     for file in files:
         for number, value in read_lines(file):
-            try:
-                yield Trajectory.model_validate(value)
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                where = ".".join(str(part) for part in first["loc"])
-                raise RunError(f"{file}, line {number}: no trajectory: {where}: {first['msg']}") from None
+            yield to_trajectory(file, number, value)
+
+
+def to_trajectory(file: Path, number: int, value: dict[str, Any]) -> Trajectory:
+    """A conversation from its line in a file."""
+    try:
+        return Trajectory.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{file}, line {number}: no trajectory: {where}: {first['msg']}") from None
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """What endpoints used in a run, line by line."""
+    file = path / "ledger.jsonl"
+    return [line for _, line in read_lines(file)] if file.exists() else []
+
+
+def read_prompts(path: Path) -> dict[str, Any]:
+    """`prompts.json` of a run directory."""
+    file = path / "prompts.json"
+    with reading(file, RunError):
+        return {"hash": None, "tasks_hash": None, **json.loads(file.read_text(encoding="utf-8"))}
 
 
 def judge_file(path: Path) -> Path:

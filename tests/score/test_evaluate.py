@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +168,16 @@ async def test_a_changed_record_is_noticed(config: EvalConfig, kind: str) -> Non
     assert "DIFFERS" in rows[0].to_line()
 
 
-async def test_a_run_that_was_cut_off_is_gone_on_with(config: EvalConfig) -> None:
+async def test_a_run_that_was_cut_off_is_gone_on_with(
+    config: EvalConfig, crash: Callable[[Path], None]
+) -> None:
     whole = await evaluate(named(config, "whole"))
     result = await evaluate(config)
     path = Path(result["run"])
     file = path / "trajectories" / "eval.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:3]) + lines[3][:100])
+    crash(path)
     asked: list[str] = []
 
     def agent(task: Task, seed: int) -> Model:
@@ -194,7 +198,7 @@ async def test_a_run_that_was_cut_off_is_gone_on_with(config: EvalConfig) -> Non
 
 
 async def test_a_run_is_gone_on_with_from_another_folder(
-    config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: Callable[[Path], None]
 ) -> None:
     """What it names by a path is found from where it was begun."""
     monkeypatch.chdir(tmp_path)
@@ -203,6 +207,7 @@ async def test_a_run_is_gone_on_with_from_another_folder(
     whole = await evaluate(relative)
     lines = (tmp_path / "runs" / "first" / "trajectories" / "eval.jsonl").read_text().splitlines(True)
     (tmp_path / "runs" / "first" / "trajectories" / "eval.jsonl").write_text("".join(lines[:3]))
+    crash(tmp_path / "runs" / "first")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

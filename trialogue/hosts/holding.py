@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trialogue.config import LossSettings, TrainConfig
-from trialogue.durable import append
 from trialogue.errors import ConfigError
+from trialogue.lines import append_records
 from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import SUCCESS, called
 from trialogue.score.reward import grade
@@ -63,7 +63,7 @@ class Holding:
         own = f"step-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
         target = Path(self.folder) / "trajectories" / own
         target.parent.mkdir(parents=True, exist_ok=True)
-        append(target, "".join(trajectory.to_json() + "\n" for trajectory in trajectories))
+        append_records(target, [trajectory.to_json() for trajectory in trajectories])
 
 
 def refuse_rows(loss: LossSettings, renderer: str) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from trialogue.config import Synthesis
-from trialogue.durable import saving, sync, write
+from trialogue.durable import saving, sync
 from trialogue.errors import ConfigError, DomainError, RunError
+from trialogue.lines import write_records
 from trialogue.messages import Message, from_openai
 from trialogue.reading import from_json, reading
 from trialogue.score.contamination import find_writes
@@ -203,7 +204,7 @@ def find_split(task: Task, settings: Synthesis, seed: int) -> str:
 
 def write_lines(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Trajectories as JSON lines; a crash leaves either the old file or the new one."""
-    write(path, "".join(item.to_json() + "\n" for item in trajectories))
+    write_records(path, [item.to_json() for item in trajectories])
 
 
 def write_parquet(path: Path, trajectories: Sequence[Trajectory], domain: Domain) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from trialogue.activity import phase
 from trialogue.config import SftConfig, TrainConfig, Training
+from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
@@ -23,7 +24,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.samples import to_rows
 from trialogue.learn.stragglers import Gate
 from trialogue.learn.train import evaluate_learner, to_optim
-from trialogue.run import Run, find_files, read_about, read_trajectories
+from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
 from trialogue.score.cast import set_up
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
@@ -72,7 +73,7 @@ async def sft(
         checkpoints = Checkpoints(run, learner, keep=1)
         known = await checkpoints.restore() if resume is not None else {}
         run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
-        cast_.account.load(run.read_ledger())
+        cast_.account.load(read_ledger(run.path))
         cast_.record(config.user, run.path)
         first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
         if started is not None:
@@ -184,6 +185,8 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
 def read_examples(path: Path) -> list[Trajectory]:
     """What a file or run holds to learn from: of a synthesis what it accepted; of a run that learned itself
     what it learned from, for its evaluations are on tasks kept apart."""
+    if path.is_dir():
+        refuse_injured(path)
     if (path / "accepted.jsonl").is_file():
         return list(read_trajectories(path / "accepted.jsonl"))
     if not (path / "run.json").is_file() or read_about(path).get("kind") not in ("train", "sft"):

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -23,15 +23,19 @@ from typing import Any
 
 from trialogue.activity import phase
 from trialogue.config import Speaker, SynthesizeConfig
-from trialogue.durable import write, write_json
+from trialogue.digests import refuse_injured
+from trialogue.durable import write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.corpus import Forbidden, Sieve, find_split, find_usual, write_lines, write_parquet
+from trialogue.lines import write_records
 from trialogue.run import (
     Run,
     State,
+    read_about,
     read_config,
-    read_lines,
+    read_ledger,
     read_marks,
+    read_prompts,
     read_seconds,
     read_trajectories,
 )
@@ -89,7 +93,7 @@ async def synthesize(
     with run.setting_up():
         run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))
         save_tokenizer(agent, run.path)
-        account.load(run.read_ledger())
+        account.load(read_ledger(run.path))
         for item in read_trajectories(run.path / FILE) if (run.path / FILE).exists() else ():
             workshop.take(item)
         verdicts = Verdicts(run.path)
@@ -150,8 +154,7 @@ async def synthesize(
             wanted = min(budget, wanted + max(1, ceil(lacking / rate)))
         run.add_seconds(monotonic() - began)
         run.add_ledger(account.take())
-        result = finish(run.path, config, domain, sifted)
-        run.write_metrics(result)
+        result = finish(run, config, domain, sifted)
         state = "finished"
         return result
     except (asyncio.CancelledError, KeyboardInterrupt, BudgetError):
@@ -328,45 +331,57 @@ def to_spent(item: Trajectory, who: str, model: str, price: PriceOf) -> dict[str
     }
 
 
-def finish(path: Path, config: SynthesizeConfig, domain: Domain, sifted: Sifted) -> dict[str, Any]:
+def finish(run: Run, config: SynthesizeConfig, domain: Domain, sifted: Sifted) -> dict[str, Any]:
     """Write the corpus and its figures."""
+    path = run.path
     write_lines(path / "accepted.jsonl", sifted.accepted)
     write_lines(path / "rejected.jsonl", sifted.rejected)
-    write(path / "decisions.jsonl", "".join(json.dumps(line) + "\n" for line in to_decisions(sifted)))
+    write_records(path / "decisions.jsonl", [json.dumps(line) for line in to_decisions(sifted)])
     parts = {
         split: [item for item in sifted.accepted if item.meta["split"] == split]
         for split in ("train", "validation")
     }
     for split, items in parts.items():
         write_parquet(path / f"{split}.parquet", items, domain)
+    figures = to_figures(path, config, sifted.accepted, sifted.rejected, sifted.reasons)
+    result = {"domain": domain.name, "source": domain.source, **figures, "run": str(path)}
+    run.write_metrics(result)
+    write_json(path / "result.json", result)
+    return result
+
+
+def to_figures(
+    path: Path,
+    config: SynthesizeConfig,
+    accepted: Sequence[Trajectory],
+    rejected: Sequence[Trajectory],
+    reasons: Mapping[str, int],
+) -> dict[str, Any]:
+    """The figures of a corpus, from what is on record."""
     wall, _ = read_seconds(path)
-    prompts = json.loads((path / "prompts.json").read_text(encoding="utf-8"))
-    costs = [item.meta["provenance"]["cost"] for item in (*sifted.accepted, *sifted.rejected)]
+    prompts = read_prompts(path)
+    splits = Counter(item.meta["split"] for item in accepted)
+    costs = [item.meta["provenance"]["cost"] for item in (*accepted, *rejected)]
     known = [cost for cost in costs if cost is not None]
-    result = {
-        "domain": domain.name,
-        "source": domain.source,
+    return {
         "agent": config.agent.model,
         "user": config.user.model,
         "judge": config.judge.model,
         "seed": config.seed,
         "wanted": config.synthesize.count,
-        "held": len(sifted.accepted) + len(sifted.rejected),
-        "accepted": len(sifted.accepted),
-        "rejected": len(sifted.rejected),
-        "reasons": dict(sifted.reasons.most_common()),
-        "families": dict(sorted(Counter(item.task.family for item in sifted.accepted).items())),
-        "train": len(parts["train"]),
-        "validation": len(parts["validation"]),
+        "held": len(accepted) + len(rejected),
+        "accepted": len(accepted),
+        "rejected": len(rejected),
+        "reasons": dict(Counter(reasons).most_common()),
+        "families": dict(sorted(Counter(item.task.family for item in accepted).items())),
+        "train": splits["train"],
+        "validation": splits["validation"],
         "cost": sum(known) if known else None,
-        "ledger": read_spent(path),
+        "ledger": add_up(read_ledger(path)),
         "wall_seconds": round(wall, 3),
         "prompts": prompts["hash"],
         "tasks_hash": prompts["tasks_hash"],
-        "run": str(path),
     }
-    write_json(path / "result.json", result)
-    return result
 
 
 def to_decisions(sifted: Sifted) -> Iterator[dict[str, Any]]:
@@ -377,15 +392,10 @@ def to_decisions(sifted: Sifted) -> Iterator[dict[str, Any]]:
         yield {"id": item.id, "accepted": not reasons, "reasons": reasons, "verdicts": verdicts}
 
 
-def read_spent(path: Path) -> list[dict[str, Any]]:
-    """What endpoints used in a run, by role and model."""
-    file = path / "ledger.jsonl"
-    return add_up(line for _, line in read_lines(file)) if file.exists() else []
-
-
 def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
     """The settings of a run whose conversations are decided about. No model is asked, but the domain is
     loaded: where that runs code of the record's choice, the record has to be trusted."""
+    refuse_injured(path)
     config = read_config(SynthesizeConfig, path)
     opened = SynthesizeConfig(domain=config.domain, data=config.data, synthesize=config.synthesize)
     if not trust:
@@ -400,6 +410,11 @@ def decide_again(path: Path, *, trust: bool = False) -> dict[str, Any]:
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():
         raise RunError(f"{path} holds no synthesised conversations")
-    for item in read_trajectories(path / FILE):
-        workshop.take(item)
-    return finish(path, config, domain, workshop.sift(Verdicts(path)))
+    state = read_about(path)["state"]
+    run = Run.resume(path)
+    try:
+        for item in read_trajectories(path / FILE):
+            workshop.take(item)
+        return finish(run, config, domain, workshop.sift(Verdicts(path)))
+    finally:
+        run.close(state)

@@ -27,7 +27,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
 from trialogue.learn.samples import add_elsewhere, to_rows
 from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
-from trialogue.run import Run, read_lines
+from trialogue.run import Run, read_ledger, read_lines
 from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import find_prices, summarize
 from trialogue.score.resume import settle
@@ -82,7 +82,7 @@ async def train(
         run.add_prompts(collect_prompts(domain, tasks))
         save_tokenizer(learner.agent(config, "train"), run.path)
         first, level = int(known.get("step", 0)), int(known.get("level", 0))
-        cast.account.load(run.read_ledger())
+        cast.account.load(read_ledger(run.path))
         cast.record(config.user, run.path)
         checks = Checks(config.checks, known.get("streaks"))
         levels = sorted(config.tasks.levels)

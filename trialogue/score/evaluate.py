@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,9 @@ from trialogue.run import (
     State,
     find_files,
     judge_file,
+    read_ledger,
     read_marks,
+    read_prompts,
     read_seconds,
     read_trajectories,
     read_usage,
@@ -102,9 +104,8 @@ async def evaluate(
         )
     with run.setting_up():
         recorded = [item for file in find_files(run.path) for item in read_trajectories(file)]
-        cast.account.load(run.read_ledger())
-        prompts = collect_prompts(domain, tasks)
-        run.add_prompts(prompts)
+        cast.account.load(read_ledger(run.path))
+        run.add_prompts(collect_prompts(domain, tasks))
         save_tokenizer(agent, run.path)
         cast.record(config.user, run.path)
         if config.agent.model.startswith("openai:"):
@@ -164,7 +165,7 @@ async def evaluate(
         run.add_seconds(monotonic() - began)
         run.add_ledger(cast.account.take())
         sorted_ = [in_order(items, tasks) for items in (held, failed, excluded)]
-        result = to_result(config, domain, *sorted_, run=run, asked=total, prompts=prompts)
+        result = to_result(config, domain, *sorted_, run=run, asked=total)
         run.write_metrics(result)
         write_json(run.path / "result.json", result)
         state = "finished"
@@ -189,18 +190,34 @@ def to_result(
     *,
     run: Run,
     asked: int,
-    prompts: dict[str, Any],
 ) -> dict[str, Any]:
     """The figures of an evaluation with everything needed to tell it again."""
-    wall, seconds = read_seconds(run.path)
+    return {
+        "domain": domain.name,
+        **to_figures(run.path, config, held, failed, excluded),
+        "asked": asked,
+        "notes": domain.notes,
+        "run": str(run.path),
+    }
+
+
+def to_figures(
+    path: Path,
+    config: EvalConfig,
+    held: Sequence[Trajectory],
+    failed: Sequence[Trajectory],
+    excluded: Sequence[Trajectory],
+) -> dict[str, Any]:
+    """The figures of an evaluation, from what is on record."""
+    wall, seconds = read_seconds(path)
+    prompts = read_prompts(path)
     price = find_prices(config.budget.prices, agent=config.agent, user=config.user)
     figures = summarize(held, failed, config.seed, price, seconds, excluded)
     if config.judge.model:
         name = config.judge.model.removeprefix("openai:")
         known = find_price(name, config.judge.price, config.budget.prices)
-        add_judge(figures, read_usage(judge_file(run.path)), known)
+        add_judge(figures, read_usage(judge_file(path)), known)
     return {
-        "domain": domain.name,
         "split": config.tasks.split,
         "trials": config.tasks.trials,
         "agent": config.agent.model,
@@ -208,11 +225,8 @@ def to_result(
         "seed": config.seed,
         "judge": config.judge.model or None,
         **figures,
-        "ledger": add_up(run.read_ledger()),
-        "asked": asked,
+        "ledger": add_up(read_ledger(path)),
         "wall_seconds": round(wall, 3),
         "prompts": prompts["hash"],
         "tasks_hash": prompts["tasks_hash"],
-        "notes": domain.notes,
-        "run": str(run.path),
     }

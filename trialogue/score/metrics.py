@@ -6,7 +6,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb
+from math import comb, fsum
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -34,8 +34,9 @@ def pass_hat(successes: int, trials: int, k: int) -> float:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Interval:
-    """Mean with the 95 % percentile interval of a bootstrap over the values (one per task). Where all
-    succeeded or all failed there is nothing to draw from: the interval then is the binomial's exact one."""
+    """Mean with the 95 % percentile interval of a bootstrap over the values (one per task), whatever their
+    order. Where all succeeded or all failed there is nothing to draw from: the interval then is the
+    binomial's exact one."""
     if not values:
         return Interval(float("nan"), float("nan"), float("nan"))
     generator = random.Random(seed)
@@ -44,6 +45,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Inte
         rest = 1 - 0.025 ** (1 / size)  # failures so rare might never have been met in so many
         low = values[0] - rest if values[0] == 1 else values[0]
         return Interval(values[0], low, rest if values[0] == 0 else values[0])
+    values = sorted(values)
     means = sorted(sum(generator.choices(values, k=size)) / size for _ in range(draws))
     return Interval(fmean(values), means[int(0.025 * draws)], means[int(0.975 * draws) - 1])
 
@@ -112,7 +114,7 @@ def summarize(
         sides = summary["sides"].values()
         summary["tokens"] = {kind: sum(side[kind] for side in sides) for kind in summary["tokens"]}
         costs = [side["cost"] for side in sides if side["cost"] is not None]
-        summary["cost"] = sum(costs) if costs else None
+        summary["cost"] = fsum(costs) if costs else None
     if near := count_near_calls([*trajectories, *failed, *excluded]):
         summary["near_calls"] = near
     summary["audit"] = audit_figures(trajectories, excluded, seed)
@@ -194,7 +196,7 @@ def _figures(
     figures["tools"] = dict(Counter(name for item in trajectories for name in called(item)).most_common())
     figures["ends"] = dict(sorted(Counter(item.end for item in everything).items()))
     figures["blame"] = dict(sorted(Counter(item.blame for item in failed if item.blame).items()))
-    figures["errors"] = dict(Counter(item.error for item in failed if item.error).most_common(3))
+    figures["errors"] = _find_frequent(item.error for item in failed if item.error)
     sides = [spend(side, everything, books) for side in SIDES]
     figures["tokens"] = {
         kind: sum(side[kind] for side in sides) for kind in ("prompt", "completion", "cached")
@@ -202,8 +204,15 @@ def _figures(
     costs = [side["cost"] for side in sides if side["cost"] is not None]
     figures["cost"] = sum(costs) if costs else None
     spent = [books.seconds[item.id] for item in everything if item.id in books.seconds]
-    figures["seconds"] = round(sum(sum(parts.values()) for parts in spent), 3) if spent else None
+    figures["seconds"] = (
+        round(fsum(value for parts in spent for value in parts.values()), 3) if spent else None
+    )
     return figures
+
+
+def _find_frequent(texts: Iterable[str]) -> dict[str, int]:
+    """The three most frequent texts; those that are equally frequent in the order of the alphabet."""
+    return dict(sorted(Counter(texts).items(), key=lambda item: (-item[1], item[0]))[:3])
 
 
 def add_judge(figures: dict[str, Any], usage: Sequence[Usage], price: Price | None) -> None:
@@ -223,7 +232,7 @@ def _to_spending(used: Sequence[tuple[Usage, Price | None]]) -> dict[str, Any]:
         "prompt": sum(item.prompt for item in usage),
         "completion": sum(item.completion for item in usage),
         "cached": sum(item.cached for item in usage),
-        "cost": sum(costs) if costs else None,
+        "cost": fsum(costs) if costs else None,
     }
 
 
@@ -237,7 +246,7 @@ def spend(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[
     ]
     return {
         **_to_spending(used),
-        "seconds": round(sum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
+        "seconds": round(fsum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.activity import counting
+from trialogue.digests import refuse_injured
 from trialogue.reading import describe
 from trialogue.run import judge_file, read_trajectories
 from trialogue.score.reward import regrade
@@ -62,6 +63,8 @@ def rescore(
     """Carry every recorded call out on a fresh environment and grade what comes of it. What a judge has
     answered is taken from the run's recording; nobody is asked. A domain that only the record names is run as
     code where the record is trusted."""
+    if path.is_dir():
+        refuse_injured(path)
     domains: dict[str, Domain] = {}
     run = path if path.is_dir() else path.parent.parent
     judge = Replay(judge_file(run)) if judge_file(run).is_file() else None

@@ -25,6 +25,7 @@ from trialogue.config import (
     TrainConfig,
     list_keys,
 )
+from trialogue.digests import has_digests, refuse_injured
 from trialogue.errors import ConfigError, RunError
 from trialogue.foreign import PHRASE, show_line
 from trialogue.run import Kind, read_about, read_config, refuse_taken
@@ -50,6 +51,9 @@ def settle(config: R, kind: Kind, resume: Path | None) -> R:
 def read_resumed(path: Path, given: R) -> R:
     """The settings a run goes on with: its own. What is given beside them must agree, but for a budget, which
     it may have stopped for, and for more `training.steps`."""
+    if not has_digests(path):
+        raise RunError(f"{path} was begun by an earlier version, without digests: begin a new run")
+    refuse_injured(path)
     own = read_config(type(given), path)
     asked = own.model_copy(update={name: getattr(given, name) for name in given.model_fields_set})
     new: dict[str, Any] = {} if asked.budget == Budget() else {"budget": asked.budget}

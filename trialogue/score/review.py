@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trialogue.durable import append, mend, write
+from trialogue.durable import mend
 from trialogue.errors import GradeError, ModelError, RunError
+from trialogue.lines import append_records, read_lines, write_records
 from trialogue.messages import Frozen, Message
 from trialogue.reading import from_json
-from trialogue.run import read_lines
 from trialogue.score.verify import Flaw
 from trialogue.talk.model import Model, ModelSource
 from trialogue.trajectory import Trajectory, Turn
@@ -64,7 +64,7 @@ class Verdicts:
         return [self._known[identity, stage] for stage in stages if (identity, stage) in self._known]
 
     def add(self, verdict: Verdict) -> None:
-        append(self.file, verdict.model_dump_json(exclude_defaults=True) + "\n")
+        append_records(self.file, [verdict.model_dump_json(exclude_defaults=True)])
         self._known[verdict.id, verdict.stage] = verdict
 
 
@@ -116,10 +116,8 @@ def write_reviewed(file: Path, trajectories: Sequence[Trajectory]) -> dict[str, 
                     *item.meta.get("verdicts", ()),
                     found[0].model_dump(mode="json", exclude_defaults=True),
                 ]
-                lines.append(
-                    item.model_copy(update={"meta": {**item.meta, "verdicts": kept}}).to_json() + "\n"
-                )
-        write(file.with_suffix(f".{name}.jsonl"), "".join(lines))
+                lines.append(item.model_copy(update={"meta": {**item.meta, "verdicts": kept}}).to_json())
+        write_records(file.with_suffix(f".{name}.jsonl"), lines)
         counts[name] = len(lines)
     return counts
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.config import Speaker
-from trialogue.durable import append
 from trialogue.errors import ConfigError, ModelError
+from trialogue.lines import append_records, check_line
 from trialogue.messages import ToolCall
 from trialogue.talk.model import Model, ModelSource, close_source
 from trialogue.task import Task
@@ -78,6 +78,9 @@ def read_recording(path: Path) -> dict[str, Reply | ModelError]:
             continue
         try:
             data = json.loads(line)
+            stamped, agrees = check_line(line.encode())
+            if stamped is not None and not agrees:
+                raise ValueError("it was changed: its digest does not agree")
             failed = data.get("error")
             known[data["key"]] = from_data(data) if failed is None else ModelError(failed, data.get("blame"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -101,7 +104,7 @@ class Recorder:
         return _Recorded(self, self.source(task, seed), task, seed)
 
     def write(self, key: str, task: Task, data: dict[str, Any]) -> None:
-        append(self._path, json.dumps({"key": key, "task": task.id, **data}) + "\n")
+        append_records(self._path, [json.dumps({"key": key, "task": task.id, **data})])
 
 
 @dataclass(frozen=True, slots=True)

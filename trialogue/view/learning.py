@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from trialogue.durable import write
 from trialogue.foreign import show_code, show_markdown
 from trialogue.index import Entry
 from trialogue.view.answers import find_changed, find_outcome, thin
@@ -20,14 +19,12 @@ _LISTED = 5
 
 
 def to_learning_report(path: Path) -> str:
-    """The report of `train` or `sft` as Markdown; the curves are written beside it."""
+    """The report of `train` or `sft` as Markdown; `to_curves` is the picture beside it."""
     records = RunRecords(path)
     records.refresh()
     records.wait()
     about = records.about
-    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
-    checks = [line for line in records.metrics if line.get("kind") == "eval"]
-    write_curves(path / "curves.svg", steps, checks)
+    steps, checks = _split_metrics(records)
     parts = [
         f"# {show_markdown(about['kind'])} of {show_markdown(about['domain'])}",
         _sentence(about, steps, checks),
@@ -41,8 +38,17 @@ def to_learning_report(path: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write_curves(target: Path, steps: Sequence[dict[str, Any]], checks: Sequence[dict[str, Any]]) -> None:
-    """Reward and held-out success, or the loss, over steps."""
+def _split_metrics(records: RunRecords) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines of steps and those of evaluations."""
+    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
+    return steps, [line for line in records.metrics if line.get("kind") == "eval"]
+
+
+def to_curves(path: Path) -> str:
+    """Reward and held-out success, or the loss, over steps, as SVG."""
+    records = RunRecords(path)
+    records.refresh_metrics()
+    steps, checks = _split_metrics(records)
     name, ceiling = ("reward", 1.0) if any("reward" in line for line in steps) else ("loss", None)
     shown = thin([line for line in steps if name in line], 400)
     curves = [Curve(f"{name} of a step", [line["step"] for line in shown], [line[name] for line in shown])]
@@ -55,7 +61,7 @@ def write_curves(target: Path, steps: Sequence[dict[str, Any]], checks: Sequence
     if held_out:
         values = [line["validation_loss"] for line in held_out]
         curves.append(Curve("validation loss", [line["step"] for line in held_out], values))
-    write(target, draw_curves(curves, ceiling))
+    return draw_curves(curves, ceiling)
 
 
 def _rate(line: dict[str, Any]) -> str:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from trialogue.config import EvalConfig, Section, SynthesizeConfig, difference_from_defaults, to_config
+from trialogue.digests import relisting
 from trialogue.durable import write
 from trialogue.errors import RunError
 from trialogue.foreign import show_cell, show_code, show_markdown
+from trialogue.reading import reading
 from trialogue.run import read_about, read_trajectories
 from trialogue.trajectory import Trajectory, tell_near_calls
 from trialogue.view.export import write_export
-from trialogue.view.learning import to_learning_report
+from trialogue.view.learning import to_curves, to_learning_report
 from trialogue.view.terminal import tell_failed
 
 BAKED = 40
@@ -26,12 +29,35 @@ LISTED = 50
 
 def write_report(path: Path) -> Path:
     """Write the report of a run directory and say where it is."""
-    kind = read_about(path).get("kind")
-    text = to_learning_report(path) if kind in ("train", "sft") else to_report(path)
-    target = path / "report.md"
-    write(target, text)
-    write_export(path, path / "report.html", most=BAKED)
-    return target
+    texts = to_texts(path)
+    with relisting(path):
+        for name, text in texts.items():
+            write(path / name, text)
+        write_export(path, path / "report.html", most=BAKED)
+    return path / "report.md"
+
+
+def to_texts(path: Path) -> dict[str, str]:
+    """What the report of a run directory consists of, besides its page: files and what is in them."""
+    if read_about(path).get("kind") in ("train", "sft"):
+        return {"report.md": to_learning_report(path), "curves.svg": to_curves(path)}
+    return {"report.md": to_report(path)}
+
+
+def find_changes(path: Path) -> list[str]:
+    """Where the report of a run is not what its records give."""
+    if read_about(path).get("state") == "running":  # they are of an earlier moment
+        return []
+    there = [name for name in ("report.md", "curves.svg") if (path / name).is_file()]
+    texts = to_texts(path) if there else {}
+    changes: list[str] = []
+    for name in there:
+        with reading(path / name, RunError):
+            found = (path / name).read_text(encoding="utf-8").split("\n")
+        made = texts.get(name, "").split("\n")
+        pairs = enumerate(zip_longest(found, made), 1)
+        changes += [f"{name}, line {line}: differs from the records" for line, (a, b) in pairs if a != b][:1]
+    return changes
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -1,0 +1,243 @@
+"""Figures derived again: what a run says of itself, compared with what follows from its conversations.
+
+Everything is computed from the records alone: no domain is loaded, rewards are the recorded ones (`score`
+grades again). What only the machine knew, such as losses, does not follow from conversations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isclose
+from pathlib import Path
+from typing import Any, cast
+
+from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig
+from trialogue.errors import RunError
+from trialogue.index import remake_index
+from trialogue.learn import synthesize
+from trialogue.learn.checks import to_plain
+from trialogue.learn.measure import measure
+from trialogue.learn.stragglers import count_families
+from trialogue.reading import reading
+from trialogue.run import find_files, read_about, read_config, read_lines, read_seconds, read_trajectories
+from trialogue.score import evaluate
+from trialogue.score.metrics import find_prices, summarize
+from trialogue.trajectory import Group, Trajectory
+
+TOLERANCE = 1e-9
+"""Relative; sums may be rounded otherwise by another version of Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure on record that does not follow from the conversations."""
+
+    file: str
+    line: int | None
+    figure: str
+    recorded: Any
+    derived: Any
+
+    def to_line(self) -> str:
+        place = f"{self.file}, line {self.line}" if self.line else self.file
+        return f"{place}: {self.figure} is {_shorten(self.recorded)}, derived: {_shorten(self.derived)}"
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "line": self.line,
+            "figure": self.figure,
+            "recorded": self.recorded,
+            "derived": self.derived,
+        }
+
+
+@dataclass(slots=True)
+class Derived:
+    """What was compared, what differs, and which figures do not follow from conversations."""
+
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list[Difference])
+    taken: set[str] = field(default_factory=set[str])
+    """Names of figures that were taken as they are."""
+
+    def compare(self, file: str, line: int | None, recorded: dict[str, Any], derived: dict[str, Any]) -> None:
+        """Compare an object of figures with those derived again."""
+        self.taken |= recorded.keys() - derived.keys()
+        for name, value in json.loads(json.dumps(derived)).items():
+            if name not in recorded:
+                self.add(Difference(file, line, name, None, value))
+                continue
+            self.compared += 1
+            for figure, one, other in _find_differences(name, recorded[name], value):
+                self.add(Difference(file, line, figure, one, other))
+
+    def add(self, difference: Difference) -> None:
+        self.differences.append(difference)
+
+
+def derive(run: Path) -> Derived:
+    """Derive every figure of a run again that follows from its conversations, and compare."""
+    derived = Derived()
+    with reading(run, RunError):
+        _derive(run, derived)
+    return derived
+
+
+def _derive(run: Path, derived: Derived) -> None:
+    kind = read_about(run).get("kind")
+    if kind in ("eval", "rollout"):
+        _derive_evaluation(run, derived)
+    elif kind == "synthesize":
+        _derive_synthesis(run, derived)
+    elif kind in ("train", "sft"):
+        _derive_steps(run, kind, derived)
+    else:
+        raise RunError(f"{run} is a run of kind '{kind}', whose figures are another program's")
+    _derive_index(run, derived)
+    _derive_timings(run, derived)
+
+
+def _derive_evaluation(run: Path, derived: Derived) -> None:
+    config = read_config(EvalConfig, run)
+    held, failed, excluded = _sort(read_all(run))
+    _compare_result(run, derived, evaluate.to_figures(run, config, held, failed, excluded))
+
+
+def _derive_synthesis(run: Path, derived: Derived) -> None:
+    config = read_config(SynthesizeConfig, run)
+    parts = [list(read_trajectories(run / f"{name}.jsonl")) for name in ("accepted", "rejected")]
+    accepted, rejected = parts
+    decisions = {str(line.get("id")): line for _, line in read_lines(run / "decisions.jsonl")}
+    reasons = [str(reason) for line in decisions.values() for reason in line.get("reasons", ())]
+    counts = {reason: reasons.count(reason) for reason in reasons}
+    with reading(run, RunError):
+        figures = synthesize.to_figures(run, config, accepted, rejected, counts)
+    _compare_result(run, derived, figures)
+    decided = {item.id: True for item in accepted} | {item.id: False for item in rejected}
+    taken = {identity: bool(line.get("accepted")) for identity, line in decisions.items()}
+    for identity in {item.id for item in read_all(run)} ^ decided.keys():
+        derived.add(Difference("accepted.jsonl and rejected.jsonl", None, identity, None, "once"))
+    for identity in sorted(decided.keys() | taken.keys()):
+        derived.compared += 1
+        if decided.get(identity) != taken.get(identity):
+            found = decided.get(identity)
+            derived.add(Difference("decisions.jsonl", None, identity, taken.get(identity), found))
+
+
+def _compare_result(run: Path, derived: Derived, figures: dict[str, Any]) -> None:
+    """`result.json` and the one line of `metrics.jsonl`, which is equal to it."""
+    file = run / "result.json"
+    if not file.exists():
+        return
+    with reading(file, RunError):
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        derived.compare("result.json", None, result, figures)
+    lines = [line for _, line in read_lines(run / "metrics.jsonl")]
+    for number, line in enumerate(lines, 1):
+        derived.compare("metrics.jsonl", number, line, result)
+
+
+def _derive_steps(run: Path, kind: str, derived: Derived) -> None:
+    config = read_config(TrainConfig if kind == "train" else SftConfig, run)
+    price = find_prices(config.budget.prices, user=config.user)
+    for number, line in read_lines(run / "metrics.jsonl"):
+        step = line.get("step")
+        if not isinstance(step, int):
+            raise RunError(f"{run / 'metrics.jsonl'}, line {number}: it has no step")
+        if line.get("kind") == "eval":
+            held, failed, _ = _sort(_read_part(run, f"eval-{step:06d}"))
+            figures = summarize(held, failed, config.seed, price)
+        elif kind == "train":
+            groups = to_groups(_read_part(run, f"step-{step:06d}"))
+            figures = to_plain(measure(groups, price) | _measure_flow(groups))
+        else:
+            figures = {}
+        derived.compare("metrics.jsonl", number, line, figures)
+
+
+def _measure_flow(groups: Sequence[Group]) -> dict[str, Any]:
+    """What became of the conversations of a step, as far as they tell."""
+    held = [item for group in groups for item in group.trajectories]
+    failed = [item for group in groups for item in group.failed]
+    learned = [item for item in [*held, *failed] if "advantage" in item.meta]
+    return {
+        "trained": count_families(item.task for item in learned),
+        "cut": count_families(item.task for item in failed if item.meta.get("cut")),
+    }
+
+
+def _derive_index(run: Path, derived: Derived) -> None:
+    """What a list of conversations shows of each."""
+    entries = {json.dumps(json.loads(line), sort_keys=True) for line in remake_index(find_files(run))}
+    file = run / "index.jsonl"
+    for number, line in read_lines(file) if file.exists() else ():
+        derived.compared += 1
+        if (text := json.dumps(line, sort_keys=True)) not in entries:
+            derived.add(Difference("index.jsonl", number, str(line.get("id")), text, "no such conversation"))
+        entries.discard(text)
+    for text in sorted(entries):
+        derived.add(Difference("index.jsonl", None, json.loads(text)["id"], None, text))
+
+
+def _derive_timings(run: Path, derived: Derived) -> None:
+    """That seconds are on record for every conversation, and for no other."""
+    _, seconds = read_seconds(run)
+    held = {item.id for item in read_all(run)}
+    derived.compared += len(held)
+    for identity in sorted(held ^ seconds.keys()):
+        there = identity in held
+        derived.add(Difference("timings.jsonl", None, identity, not there, there))
+
+
+def read_all(run: Path) -> Iterator[Trajectory]:
+    """The conversations of a run; none where it holds none."""
+    return (item for file in find_files(run) for item in read_trajectories(file))
+
+
+def _read_part(run: Path, name: str) -> list[Trajectory]:
+    return list(read_trajectories(run / "trajectories" / f"{name}.jsonl"))
+
+
+def _sort(items: Iterator[Trajectory] | list[Trajectory]) -> tuple[list[Trajectory], ...]:
+    """Graded, failed and excluded conversations."""
+    parts: tuple[list[Trajectory], ...] = ([], [], [])
+    for item in items:
+        parts[1 if item.end == "error" else 2 if item.excluded else 0].append(item)
+    return parts
+
+
+def to_groups(items: Sequence[Trajectory]) -> list[Group]:
+    """The groups of a step's conversations: those of one task that were begun together."""
+    parts: dict[tuple[str, str], list[Trajectory]] = {}
+    for item in items:
+        parts.setdefault((item.id.partition("/")[0], item.task.id), []).append(item)
+    groups: list[Group] = []
+    for part in parts.values():
+        held, failed, excluded = _sort(part)
+        groups.append(
+            Group(task=part[0].task, trajectories=tuple(held), failed=tuple(failed), excluded=tuple(excluded))
+        )
+    return groups
+
+
+def _find_differences(name: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The figures, by their path, in which two values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        first, second = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+        for key in [*first, *(second.keys() - first.keys())]:
+            yield from _find_differences(f"{name}.{key}", first.get(key), second.get(key))
+        return
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        is_same = isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
+    else:
+        is_same = one == other
+    if not is_same:
+        yield name, one, other
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:79]}…"
