@@ -44,9 +44,10 @@ def check_line(line: bytes) -> tuple[int | None, bool]:
     return number, to_digest(b"%d " % number + line[: found.start()] + b"}").encode() == found[2]
 
 
-def unstamp(line: bytes) -> str:
+def unstamp(line: bytes) -> bytes:
     """A line without its digest."""
-    return _STAMP.sub(b"}", line).decode()
+    found = _STAMP.search(line, max(0, len(line) - _LONGEST_STAMP))
+    return line if found is None else line[: found.start()] + b"}\n"
 
 
 def append_records(path: Path, lines: Sequence[str]) -> list[int]:

@@ -65,4 +65,4 @@ def _find_sound(file: Path) -> Iterator[str]:
             number, agrees = check_line(line)
             if number is not None and agrees and number not in seen and line.endswith(b"\n"):
                 seen.add(number)
-                yield unstamp(line)
+                yield unstamp(line).decode().rstrip("\n")

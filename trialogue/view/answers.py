@@ -26,6 +26,7 @@ from trialogue.config import (
 )
 from trialogue.errors import ConfigError, RunError
 from trialogue.index import Entry
+from trialogue.lines import unstamp
 from trialogue.trajectory import tell_near_calls
 from trialogue.view.records import RunRecords, find_runs, to_place
 from trialogue.view.tokens import to_pieces
@@ -46,6 +47,8 @@ FILTERS = (
     *("part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"),
 )
 """What a list of conversations can be narrowed by; the same words stand in the page's address."""
+INJURIES = 20
+"""Injured records that are listed."""
 Query = Mapping[str, str]
 
 
@@ -192,8 +195,10 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
     near = sum(entry.near_calls for entry in entries)
     return {
         "version": records.version,
-        "scanning": records.scanning,
+        "scanning": records.scanning or records.is_inspecting,
         "count": len(entries),
+        "injuries": records.injuries[:INJURIES],
+        "injured": len(records.injuries),
         "broken": sum(file.broken for file in records.files.values()),
         "command": records.about.get("command", []),
         "versions": records.about.get("versions", {}),
@@ -405,7 +410,7 @@ def find_text(trajectory: dict[str, Any], text: str) -> str:
 def read_trajectory(records: RunRecords, entry: Entry) -> dict[str, Any]:
     """A conversation from its file. One that is no longer there was overwritten by a run begun anew."""
     try:
-        value: Any = json.loads(records.read(entry))
+        value: Any = json.loads(unstamp(records.read(entry)))
     except (OSError, ValueError):
         raise RunError(f"conversation '{entry.id}' cannot be read; its run may have changed") from None
     return cast("dict[str, Any]", value)

@@ -18,9 +18,12 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
+from trialogue.digests import DIGESTS, inspect, list_files
 from trialogue.index import Entry, to_entry
+from trialogue.lines import unstamp
 from trialogue.trajectory import Trajectory
 
+RUN = "run.json"
 _DEEPEST = 3
 """How far below the folder runs are looked for; a demonstration has its runs one level down."""
 
@@ -113,6 +116,10 @@ class RunRecords:
         self._versions = count(1)
         self.scanning = False
         self._scanner: Thread | None = None
+        self.injuries: list[str] = []
+        """Which records are not as they were written, a line each."""
+        self._inspected: tuple[Any, ...] = ()
+        self._inspector: Thread | None = None
         self._listed: dict[str, dict[int, Entry]] = defaultdict(dict)
         self._ids: dict[str, Entry] | None = None
         self._groups: dict[tuple[str, str], list[Entry]] | None = None
@@ -163,6 +170,7 @@ class RunRecords:
     def refresh(self) -> None:
         """Read whatever is new. Conversations that no index lists are looked through in the background."""
         self.refresh_metrics()
+        self._refresh_injuries()
         with self._lock:
             self._refresh_timings()
             self._refresh_decisions()
@@ -175,8 +183,49 @@ class RunRecords:
 
     def wait(self) -> None:
         """Until every conversation that is there has been looked through."""
-        if self._scanner is not None:
-            self._scanner.join()
+        for thread in (self._scanner, self._inspector):
+            if thread is not None:
+                thread.join()
+
+    def _refresh_injuries(self) -> None:
+        """Look for injured records in the background: when the run is opened, when its state has changed, and
+        when a file of a run that has ended is no longer the same."""
+        with self._metrics_lock:
+            if self.is_inspecting:
+                return
+            state = self._sign()
+            if state == self._inspected:
+                return
+            self._inspected = state
+            self._inspector = Thread(target=self._inspect, daemon=True, name=f"inspect {self.path.name}")
+            self._inspector.start()
+
+    @property
+    def is_inspecting(self) -> bool:
+        return self._inspector is not None and self._inspector.is_alive()
+
+    def _sign(self) -> tuple[Any, ...]:
+        """What changes when a record does, as far as the file system tells."""
+        names = [RUN, DIGESTS]
+        if self.about.get("state") != "running":
+            names += list_files(self.path)
+        signs: list[Any] = []
+        for name in names:
+            try:
+                status = (self.path / name).stat()
+                signs.append((name, status.st_size, status.st_mtime_ns))
+            except OSError:
+                signs.append((name,))
+        return tuple(signs)
+
+    def _inspect(self) -> None:
+        try:
+            found = [injury.to_line() for injury in inspect(self.path)]
+        except OSError as error:
+            found = [f"cannot be read: {error.strerror}"]
+        if found != self.injuries:
+            self.injuries = found
+            self.version = next(self._versions)
 
     def _refresh_timings(self) -> None:
         anew, lines = self._tails["timings"].read()
@@ -218,7 +267,7 @@ class RunRecords:
             self.files.clear()
         for _, line in lines:
             try:
-                entry = Entry.model_validate_json(line)
+                entry = Entry.model_validate_json(unstamp(line))
             except ValidationError:
                 continue
             self._listed[entry.file][entry.at] = entry
@@ -356,7 +405,7 @@ def _to_object(line: bytes) -> dict[str, Any]:
 
 def _scan_line(line: bytes, file: str, at: int) -> Entry | None:
     try:
-        return to_entry(Trajectory.model_validate_json(line), file, at, len(line))
+        return to_entry(Trajectory.model_validate_json(unstamp(line)), file, at, len(line))
     except ValidationError:
         return None
 

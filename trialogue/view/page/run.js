@@ -32,7 +32,8 @@ export class RunScreen {
     this.form = h("form", { class: "filters", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() });
     this.about = h("section", { class: "about", "aria-label": "Settings and origin" });
     this.listed = h("section", { class: "listed" }, h("h2", {}, "Conversations"), this.form);
-    fill(this.place, h("div", { class: "wide" }, this.head, this.health, this.charts, this.listed, this.about));
+    this.injured = h("section", { class: "injured bad", role: "alert", "aria-label": "Injured records" });
+    fill(this.place, h("div", { class: "wide" }, this.head, this.injured, this.health, this.charts, this.listed, this.about));
     this.makeList();
     await Promise.all([this.refresh().then(() => this.drawForm()), this.list.load()]);
   }
@@ -43,6 +44,7 @@ export class RunScreen {
     this.run = run;
     this.drawHead();
     if (known && known.version === run.version && known.state === run.state) return;
+    this.drawInjuries();
     this.drawCharts();
     this.drawHealth();
     this.drawAbout();
@@ -107,6 +109,13 @@ export class RunScreen {
     });
     if (!rows.length) return null;
     return h("figure", { class: "chart signals", data: { title: "Learning signals" } }, h("figcaption", {}, h("h2", {}, "Learning signals")), h("table", {}, h("tbody", {}, rows)));
+  }
+
+  drawInjuries() {
+    const { injuries, injured } = this.run;
+    if (!injured) { fill(this.injured); return; }
+    fill(this.injured, h("p", {}, h("b", {}, `${toCount(injured, "record")} not as written: figures of this run cannot be trusted.`), " trialogue verify lists everything."),
+      h("ul", {}, injuries.map((text) => h("li", {}, plain(text)))));
   }
 
   drawHealth() {
