@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from trialogue.errors import ConfigError
+from trialogue.lines import unstamp
 from trialogue.world.scaffold import write_domain
 
 SLOW = '''
@@ -73,8 +74,9 @@ def ask(folder: Path, *words: str) -> Any:
 
 
 def read_lines(path: Path) -> list[str]:
+    """The conversations of a run in any order, without their places in the file."""
     files = (path / "trajectories").glob("*.jsonl")
-    return sorted(line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    return sorted(unstamp(line).decode() for file in files for line in file.read_bytes().splitlines())
 
 
 def test_init_check_eval_work_at_once(tmp_path: Path) -> None:

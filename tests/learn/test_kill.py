@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from trialogue.config import EvalConfig, Section, SynthesizeConfig, load_config
+from trialogue.lines import unstamp
 from trialogue.run import is_listed, read_about, read_lines, read_trajectories
 
 KILLS = int(os.environ.get("TRIALOGUE_KILLS", "2"))
@@ -70,7 +71,7 @@ def read_files(run: Path) -> dict[str, Any]:
     """Everything a run says and learned, but not how long it took or where it lies."""
     files: dict[str, Any] = {}
     for file in [*run.glob("*.jsonl"), *run.glob("*.parquet"), *run.glob("trajectories/*")]:
-        lines = file.read_bytes().splitlines()
+        lines = [unstamp(line) for line in file.read_bytes().splitlines()]
         in_any_order = file.name in ("eval.jsonl", "synthesize.jsonl")  # as conversations are over
         if file.name == "index.jsonl":
             assert is_listed(run)
@@ -89,7 +90,7 @@ def read_files(run: Path) -> dict[str, Any]:
 
 
 def without_place(line: bytes) -> str:
-    return json.dumps({key: value for key, value in json.loads(line).items() if key != "at"})
+    return json.dumps({key: value for key, value in json.loads(line).items() if key not in ("at", "bytes")})
 
 
 def without_time(value: Any) -> Any:

@@ -49,7 +49,10 @@ PACKAGE = str(Path(durable.__file__).parent)
 CHECKPOINT_FILES = {checkpoint.__file__, engine_state.__file__}
 CHECKPOINT_NAMES = {"seal", "put_in_place", "put_back", "find_damage", "hash_file"}
 PUBLISH_NAMES = {"publish", "optim_step"}
-LOG_FILES = {durable.__file__, sys.modules["trialogue.run"].__file__}
+LOG_FILES = {
+    durable.__file__,
+    *(sys.modules[f"trialogue.{name}"].__file__ for name in ("run", "lines", "digests")),
+}
 VERB_NAMES = {"train", "sft", "evaluate", "keep", "_evaluate", "finish", "write_lines"}
 
 
