@@ -22,9 +22,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trialogue.cli import main
 from trialogue.cli_options import to_config
 from trialogue.config import EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
+from trialogue.digests import list_now
 from trialogue.errors import ConfigError, RunError
 from trialogue.learn.sft import sft
 from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
+from trialogue.lines import append_records
 from trialogue.run import Run, list_checkpoints, read_about, read_config, read_lines, read_trajectories
 from trialogue.score.cast import Cast
 from trialogue.score.reward import grade
@@ -157,7 +159,7 @@ async def test_the_same_seed_gives_the_same_run(train_config: Configure, trained
 
 @pytest.mark.parametrize("stop", [1, 2])
 async def test_stopping_and_resuming_changes_nothing(
-    train_config: Configure, trained: Path, stop: int
+    train_config: Configure, trained: Path, stop: int, crash: Callable[[Path], None]
 ) -> None:
     def make(name: str) -> TrainConfig:
         return train_config(
@@ -178,8 +180,10 @@ async def test_stopping_and_resuming_changes_nothing(
     assert json.loads((parts / "run.json").read_text(encoding="utf-8"))["state"] == "stopped"
     assert [path.name for path in list_checkpoints(parts)] == [f"step-00000{stop}"]
     # What a crash leaves behind after the checkpoint is forgotten.
+    crash(parts)
+    append_records(parts / "metrics.jsonl", [json.dumps({"step": stop + 1})])
     with (parts / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": stop + 1}) + '\n{"step": 9')
+        file.write('{"step": 9')
     (parts / "trajectories" / f"step-00000{stop + 1}.jsonl").write_text("{", encoding="utf-8")
     await train(read_config(TrainConfig, parts), resume=parts)
     assert_same(whole, parts)
@@ -336,6 +340,7 @@ def test_control_c_saves_and_the_run_goes_on(train_config: Configure, trained: P
         update={"training": config.training.model_copy(update={"steps": reached + 1})}
     )
     (run / "config.json").write_text(shortened.model_dump_json(), encoding="utf-8")
+    list_now(run)
     asyncio.run(train(read_config(TrainConfig, run), resume=run))
     assert [line["step"] for line in read_metrics(run)] == list(range(1, reached + 2))
 
