@@ -13,8 +13,10 @@ import pytest
 from trialogue import Reply, Task
 from trialogue.cli import main
 from trialogue.config import EvalConfig, Limits, RunSettings, Speaker, load_config
+from trialogue.digests import list_now
 from trialogue.durable import append, write
 from trialogue.errors import ConfigError
+from trialogue.lines import write_records
 from trialogue.run import Run, is_listed, read_config, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.secrets import redact
@@ -137,7 +139,8 @@ def test_nor_is_it_in_what_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.
     # What was recorded before anybody knew that it is a secret, or by a process that was not told.
     file = tmp_path / "told.jsonl"
     for target in (run / "trajectories" / "synthesize.jsonl", file):
-        target.write_text(text + "\n", encoding="utf-8")
+        write_records(target, [text])
+    list_now(run)
     [item] = read_trajectories(file)
     verdict = Verdict(id=item.id, stage="review", accepted=True)
     Verdicts(run).add(verdict)

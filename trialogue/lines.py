@@ -123,5 +123,6 @@ def read_spans(file: Path) -> Iterator[Line]:
             stamped, agrees = check_line(line)
             if stamped is not None and not agrees:
                 raise RunError(f"{file}, line {number}: was changed: its digest does not agree")
-            value.pop("digest", None)  # also where another program wrote the line anew
-            yield Line(number, start, len(line), cast("dict[str, Any]", value))
+            plain = cast("dict[str, Any]", value)
+            plain.pop("digest", None)  # also where another program wrote the line anew
+            yield Line(number, start, len(line), plain)

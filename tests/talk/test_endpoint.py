@@ -17,6 +17,7 @@ import pytest
 from trialogue import Task, Trajectory, find_domain, rollout
 from trialogue.config import Budget, EvalConfig, Speaker
 from trialogue.errors import BudgetError, ConfigError
+from trialogue.lines import unstamp
 from trialogue.run import read_about, read_lines, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade
@@ -357,7 +358,7 @@ async def test_the_ledger_is_by_role_and_model_and_a_replay_is_free(tmp_path: Pa
     assert line["seconds"] > 0
     assert second["ledger"] == []
     runs = [(tmp_path / name / "trajectories" / "eval.jsonl") for name in ("first", "again", "partial")]
-    texts = [sorted(run.read_text().splitlines()) for run in runs]
+    texts = [sorted(map(unstamp, run.read_bytes().splitlines())) for run in runs]
     assert texts[0] == texts[1] == texts[2]
     assert partial["failed"] > 0
     assert partial["blame"] == {"infrastructure": partial["failed"]}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from trialogue.config import EvalConfig, load_config
+from trialogue.digests import list_now
 from trialogue.run import judge_file, read_lines, read_trajectories
 from trialogue.score.benchmarks import tau2
 from trialogue.score.evaluate import evaluate
@@ -130,6 +131,7 @@ def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judg
     assert judge.asked == len(list(read_lines(judge_file(run)))) == 3
     # Without the recording the verdict cannot be told again, and it is said.
     judge_file(run).unlink()
+    list_now(run)
     lost = [row for row in rescore(run, trust=True) if not row.same]
     assert len(lost) == 2
     assert all("no judge was named" in row.to_line() for row in lost)
