@@ -279,10 +279,10 @@ def set_aside(path: Path) -> Path | None:
     in which a run is being written stays where it is."""
     if not path.exists():
         return None
-    for lock in (path / ".lock", *path.glob("*/.lock")):
-        if lock.exists():
-            lock_folder(lock.parent).close()
     with suppress(FileNotFoundError):  # another process was first
+        for lock in (path / ".lock", *path.glob("*/.lock")):
+            if lock.exists():
+                lock_folder(lock.parent).close()
         return take_name(path, (path.with_name(f"{path.name}-{number}") for number in count(1)))
     return None
 
