@@ -34,8 +34,10 @@ from trialogue.config import (
     TrainConfig,
     load_config,
 )
+from trialogue.digests import list_now
 from trialogue.errors import ConfigError
 from trialogue.learn.draft import write_folder
+from trialogue.lines import read_lines, write_records
 from trialogue.run import Kind, Run
 from trialogue.score.evaluate import evaluate
 from trialogue.score.resume import find_claims
@@ -117,10 +119,11 @@ def test_a_record_that_is_looked_at_runs_no_code(
     settings = EvalConfig(tasks=Tasks(count=2), run=RunSettings(name="sent"))
     asyncio.run(evaluate(settings))
     file = Path("runs/sent/trajectories/eval.jsonl")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line for _, line in read_lines(file)]
     for line in lines:
         line["meta"]["domain"] = place
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_records(file, [json.dumps(line) for line in lines])  # digests are no signature
+    list_now(Path("runs/sent"))
     for words in (["score", str(file)], ["score", "runs/sent"], ["users", "audit", "runs/sent"]):
         told = refused(*words)
         assert not ran.exists(), words
