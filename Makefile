@@ -20,7 +20,7 @@ demo: $(STAMP) ## train an agent for the built-in shop on this CPU and evaluate 
 	$(BIN)/trialogue demo
 
 base: $(STAMP) ## make the tiny base model anew (36 minutes)
-	$(BIN)/python -m trialogue.learn.pretrain trialogue/engine/weights/tiny
+	$(BIN)/python -m tools.tiny_base.pretrain trialogue/engine/weights/tiny
 
 test: $(STAMP) ## run the tests; ARGS="-k talk -n 2" goes to pytest
 	$(BIN)/pytest tests --ignore=tests/hosts -m "not slow" $(ARGS)
@@ -31,7 +31,7 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 	for version in 2025.8.6 2026.3.23; do test -d .bench/bfcl-$$version || { \
 	  $(BIN)/pip download --quiet --no-deps -d .bench/wheels bfcl-eval==$$version && \
 	  $(BIN)/python -m zipfile -e .bench/wheels/bfcl_eval-$$version-*.whl .bench/bfcl-$$version; } || exit 1; done
-	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/score/benchmarks/test_bfcl.py $(ARGS)
+	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/benchmarks/test_bfcl.py $(ARGS)
 
 fuzz: $(STAMP) ## give a million broken and hostile inputs to everything that reads; COUNT=… SEED=…
 	$(BIN)/python tests/fuzz/fuzz.py --count $(or $(COUNT),1000000) $(and $(SEED),--seed $(SEED))

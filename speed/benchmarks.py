@@ -14,11 +14,11 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+from trialogue.benchmarks import bfcl, tau1, tau2
+from trialogue.benchmarks.bfcl.grade import find_fault, to_step
+from trialogue.benchmarks.bfcl.package import CATEGORIES
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
-from trialogue.score.benchmarks import bfcl, tau1, tau2
-from trialogue.score.benchmarks.bfcl.grade import find_fault, to_step
-from trialogue.score.benchmarks.bfcl.package import CATEGORIES
 from trialogue.score.reward import grade
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory, Turn

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.world.scaffold import write_domain
 
 GENERATOR = """

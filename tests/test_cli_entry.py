@@ -133,7 +133,8 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> 
     page.write_text("the one before")
     script = "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
     script += (
-        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nfrom trialogue.cli import main\nmain()"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from trialogue.cli.main import main\nmain()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "view", "runs/r", "--export", "page.html"],

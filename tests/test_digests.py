@@ -21,7 +21,7 @@ from trialogue.errors import RunError
 from trialogue.lines import append_records, check_line, find_next, read_lines, stamp, write_records
 from trialogue.run import Run, is_listed, read_about, read_trajectories
 from trialogue.score.evaluate import evaluate
-from trialogue.view.answers import Answers
+from trialogue.view.api import Answers
 from trialogue.view.report import write_report
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from trialogue.config import EvalConfig, RunSettings
+from trialogue.corpus.review import Verdict, Verdicts
 from trialogue.durable import append, find_damage, mend, put_back, put_in_place, seal, write
 from trialogue.errors import RunError
 from trialogue.run import Run
-from trialogue.score.review import Verdict, Verdicts
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.config import EvalConfig, LossSettings, TrainConfig, load_config
 from trialogue.errors import ConfigError
 from trialogue.hosts.export import export_verl, flatten, to_algorithm, to_hydra

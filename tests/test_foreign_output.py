@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.foreign import show_line
 from trialogue.world.scaffold import write_domain
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import click
 import pytest
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 
 LIMIT = 0.3
 TRIES = 3  # the best one counts, so that a busy machine does not matter
 RUNNER = """
 import sys
 try:
-    from trialogue.cli import main
+    from trialogue.cli.main import main
     main()
 finally:
     heavy = {"torch", "transformers", "openai"} & set(sys.modules)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trialogue import Reply, Task
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.config import EvalConfig, Limits, RunSettings, Speaker, load_config
 from trialogue.digests import list_now
 from trialogue.durable import append, write
@@ -125,10 +125,10 @@ def test_nor_is_it_in_what_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.
     """A corpus, what a reviewer accepts, what another trainer's workers record, a drafted scenario."""
     parquet = pytest.importorskip("pyarrow.parquet")
     from trialogue.config import SynthesizeConfig, TrainConfig
-    from trialogue.hosts.holding import Holding
-    from trialogue.learn.draft import write_folder
-    from trialogue.learn.synthesize import decide_again, synthesize
-    from trialogue.score.review import Verdict, Verdicts, write_reviewed
+    from trialogue.corpus.draft import write_folder
+    from trialogue.corpus.review import Verdict, Verdicts, write_reviewed
+    from trialogue.corpus.synthesize import decide_again, synthesize
+    from trialogue.hosts.conversations import Holding
     from trialogue.world.simulated import Scenario
 
     settings = ["synthesize.count=2", "synthesize.validation=0.0", f"run.directory={tmp_path}", "run.name=r"]

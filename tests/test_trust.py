@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from trialogue.cli import main
-from trialogue.cli_options import to_chat
+from trialogue.cli.main import main
+from trialogue.cli.options import to_chat
 from trialogue.config import (
     AuditSettings,
     EngineChoice,
@@ -34,9 +34,9 @@ from trialogue.config import (
     TrainConfig,
     load_config,
 )
+from trialogue.corpus.draft import write_folder
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError
-from trialogue.learn.draft import write_folder
 from trialogue.lines import read_lines, write_records
 from trialogue.run import Kind, Run
 from trialogue.score.evaluate import evaluate

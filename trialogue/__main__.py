@@ -1,5 +1,5 @@
 """`python -m trialogue`."""
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 
 main()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli_options import JSON
+from trialogue.cli.options import JSON
 from trialogue.output import echo, echo_json
 
 

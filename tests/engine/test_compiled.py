@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trialogue import durable
-from trialogue.engine import compiled
+from trialogue.engine.cpu import compiled
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_work_is_shared_whole(monkeypatch):
 def test_two_processes_at_once_keep_one_library(cache, tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    code = "from trialogue.engine.compiled import compile_source; assert compile_source('logits.c')"
+    code = "from trialogue.engine.cpu.compiled import compile_source; assert compile_source('logits.c')"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
     assert [run.wait() for run in runs] == [0, 0]

@@ -12,7 +12,7 @@ import pytest
 
 from trialogue.engine import cores
 from trialogue.engine.api import EngineSettings, SamplingParams
-from trialogue.engine.kernels import load_kernels
+from trialogue.engine.cpu.kernels import load_kernels
 from trialogue.engine.models import find_folder
 from trialogue.engine.torch_engine import TorchEngine
 

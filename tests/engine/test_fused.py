@@ -28,10 +28,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from trialogue.engine import Row, SamplingParams, fused, kernels, linear
+from trialogue.engine import Row, SamplingParams
 from trialogue.engine.attention import Recorder, Wiring
 from trialogue.engine.cache import Piece, Prefix, Slab, StepPlan
-from trialogue.engine.decoder import Decoder
+from trialogue.engine.cpu import fused, kernels, linear
+from trialogue.engine.cpu.decoder import Decoder
 from trialogue.engine.torch_engine import keep_freed_memory
 
 SIZES = {

@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trialogue.engine import Row, SamplingParams, attention, fused, layers
-from trialogue.engine.layers import FEW, GatedProduct, LayerKernels, Normed, NormedProduct, Turned
+from trialogue.engine import Row, SamplingParams, attention
+from trialogue.engine.cpu import fused, layers
+from trialogue.engine.cpu.layers import FEW, GatedProduct, LayerKernels, Normed, NormedProduct, Turned
 from trialogue.engine.torch_engine import find_worker
 
 NUMBERS = [torch.float32, torch.bfloat16]

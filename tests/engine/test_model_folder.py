@@ -20,7 +20,7 @@ from trialogue.engine.model_folder import load_weights
 from trialogue.engine.models import BASE
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import ConfigError, EngineError
-from trialogue.talk.speech import load_renderer
+from trialogue.talk.render.load import load_renderer
 
 PICKLE = b"cos\nsystem\n(S'touch hacked'\ntR."
 Spoil = Callable[[Path], object]

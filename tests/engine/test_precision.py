@@ -8,7 +8,8 @@ import shutil
 import pytest
 import torch
 
-from trialogue.engine import EngineSettings, OptimParams, Row, SamplingParams, linear, torch_engine
+from trialogue.engine import EngineSettings, OptimParams, Row, SamplingParams, torch_engine
+from trialogue.engine.cpu import linear
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import EngineError
 

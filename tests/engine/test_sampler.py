@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PhiConfig, PhiForCausalLM
 
-from trialogue.engine import Completion, SamplingParams, kernels
-from trialogue.engine.decoder import Decoder
+from trialogue.engine import Completion, SamplingParams
+from trialogue.engine.cpu import kernels
+from trialogue.engine.cpu.decoder import Decoder
+from trialogue.engine.cpu.kernels import attend_rows
 from trialogue.engine.draw import draw_tokens, uniform_noise
-from trialogue.engine.kernels import attend_rows
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
 
@@ -44,7 +45,7 @@ def short(request, monkeypatch):
 def way(request, monkeypatch) -> str:
     """Models are computed in few operations or as large ones are, each with kernels or without."""
     if request.param in ("the model's own", "without either"):
-        monkeypatch.setattr("trialogue.engine.fused.LARGEST", 0)
+        monkeypatch.setattr("trialogue.engine.cpu.fused.LARGEST", 0)
     if request.param in ("no compiler", "without either"):
         for module in ("cache", "linear"):
             monkeypatch.setattr(f"trialogue.engine.{module}.load_kernels", lambda **_: None)

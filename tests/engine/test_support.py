@@ -28,7 +28,7 @@ from transformers import (
 from trialogue.engine import Engine, SamplingParams
 from trialogue.engine.models import find_folder
 from trialogue.errors import ConfigError, EngineError
-from trialogue.talk.speech import load_renderer
+from trialogue.talk.render.load import load_renderer
 
 SIZES = {
     "hidden_size": 32,

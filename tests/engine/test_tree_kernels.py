@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trialogue.engine import compiled, kernels, layers, logits, tree_kernels
+from trialogue.engine.cpu import compiled, kernels, layers, logits, tree_kernels
+from trialogue.engine.cpu.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
 from trialogue.engine.tree import Tree, TreeAttention, TreePlan, grow_tree
-from trialogue.engine.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
 
 
 def load(*, is_half: bool) -> TreeKernels:

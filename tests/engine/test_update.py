@@ -8,8 +8,9 @@ import random
 import pytest
 import torch
 
-from trialogue.engine import OptimParams, Row, logits, tree_kernels
-from trialogue.engine.logits import TokenLogprobs
+from trialogue.engine import OptimParams, Row
+from trialogue.engine.cpu import logits, tree_kernels
+from trialogue.engine.cpu.logits import TokenLogprobs
 from trialogue.engine.tree import (
     attend_block,
     attend_block_plainly,

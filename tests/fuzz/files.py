@@ -16,22 +16,22 @@ from typing import Any
 from made_up import BFCL_CODE, MESSAGES, SETS, TOOLS
 from spoil import mutate, spoil, twist
 
+from trialogue.benchmarks import ace, bfcl, tau1, tau2
+from trialogue.benchmarks.ace.execute import Unreadable, read_calls, write_calls
+from trialogue.benchmarks.bfcl.execute import parse_call
+from trialogue.benchmarks.bfcl.package import read_functions
+from trialogue.benchmarks.recorded import score_recorded
+from trialogue.benchmarks.tau2.judge import read_answer as read_statements
+from trialogue.corpus.review import Verdicts, read_judgement
 from trialogue.errors import ConfigError, DomainError, GradeError, RunError, ToolError
 from trialogue.messages import from_openai
 from trialogue.run import is_listed, read_about, read_marks, read_seconds, read_usage
-from trialogue.score.benchmarks import ace, bfcl, tau1, tau2
-from trialogue.score.benchmarks.ace.execute import Unreadable, read_calls, write_calls
-from trialogue.score.benchmarks.bfcl.execute import parse_call
-from trialogue.score.benchmarks.bfcl.package import read_functions
-from trialogue.score.benchmarks.recorded import score_recorded
-from trialogue.score.benchmarks.tau2.judge import read_answer as read_statements
-from trialogue.score.review import Verdicts, read_judgement
 from trialogue.score.verdict import read_verdict
 from trialogue.talk.personas import read_personas
 from trialogue.talk.scripted import read_script
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory, Turn
-from trialogue.view.records import RunRecords
+from trialogue.view.run_reader import RunRecords
 from trialogue.world.domain import Domain, from_list, read_tasks
 from trialogue.world.mcp import read_server
 from trialogue.world.simulated import load_scenario, read_answer
@@ -249,7 +249,7 @@ def read_corpus(text: str, draw: random.Random) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    from trialogue.learn.corpus import read_parquet
+    from trialogue.learn.examples import read_parquet
 
     file = find_folder("own") / "corpus.parquet"
     row: dict[str, Any] = twist({"id": "a", "messages": MESSAGES, "tools": TOOLS}, draw)

@@ -34,7 +34,7 @@ from trialogue.messages import ToolCall
 from trialogue.run import read_lines, read_trajectories
 from trialogue.talk.model import clean_arguments, to_clean
 from trialogue.talk.openai import OpenAIModel, Problem
-from trialogue.talk.parse import read_arguments, read_compact, read_json_calls, to_calls
+from trialogue.talk.render.parse import read_arguments, read_compact, read_json_calls, to_calls
 from trialogue.talk.replay import Replay
 from trialogue.trajectory import Reply, Trajectory, Usage
 from trialogue.world.find import find_domain

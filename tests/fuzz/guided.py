@@ -23,16 +23,16 @@ INSTRUMENTED = [
     "trialogue.config",
     "trialogue.messages",
     "trialogue.reading",
-    "trialogue.score.benchmarks.ace.execute",
-    "trialogue.score.benchmarks.bfcl.execute",
-    "trialogue.score.benchmarks.tau2.judge",
-    "trialogue.score.review",
+    "trialogue.benchmarks.ace.execute",
+    "trialogue.benchmarks.bfcl.execute",
+    "trialogue.benchmarks.tau2.judge",
+    "trialogue.corpus.review",
     "trialogue.score.verdict",
-    "trialogue.talk.brief",
+    "trialogue.talk.render.tiny",
     "trialogue.talk.model",
-    "trialogue.talk.parse",
-    "trialogue.talk.templates",
-    "trialogue.talk.vocabulary",
+    "trialogue.talk.render.parse",
+    "trialogue.talk.render.templates",
+    "trialogue.talk.render.vocabulary",
     "trialogue.world.simulated",
 ]
 BOUNDS = ("-max_len=4096", "-timeout=5", "-rss_limit_mb=3000", "-print_final_stats=1", "-verbosity=0")
@@ -48,7 +48,7 @@ def find_parser(name: str) -> tuple[Callable[[bytes], None], list[str]]:
 
     from trialogue.config import EvalConfig, TrainConfig, load_config
     from trialogue.errors import ConfigError
-    from trialogue.talk.brief import from_brief_call
+    from trialogue.talk.render.tiny import from_brief_call
 
     def to_text(data: bytes) -> str:
         return data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from trialogue.benchmarks.bfcl.execute import parse_call
 from trialogue.config import EvalConfig, RunSettings, TrainConfig, load_config
+from trialogue.corpus.review import read_judgement
 from trialogue.errors import ConfigError, DomainError, GradeError, RunError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.run import Run, is_listed, read_about, read_marks, read_seconds, read_trajectories, read_usage
-from trialogue.score.benchmarks.bfcl.execute import parse_call
-from trialogue.score.review import read_judgement
 from trialogue.score.verdict import read_verdict
 from trialogue.talk.model import clean_arguments, to_clean
-from trialogue.talk.parse import read_json_calls, to_calls
+from trialogue.talk.render.parse import read_json_calls, to_calls
 from trialogue.talk.replay import Replay
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Trajectory

@@ -18,8 +18,8 @@ import pytest
 
 from trialogue import ConfigError, DomainError, Environment, Reply, Trajectory, find_domain, rollout
 from trialogue.config import DraftConfig, EvalConfig, Limits, SynthesizeConfig
-from trialogue.learn.draft import draft
-from trialogue.learn.synthesize import synthesize
+from trialogue.corpus.draft import draft
+from trialogue.corpus.synthesize import synthesize
 from trialogue.score.check import check
 from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade

@@ -13,10 +13,10 @@ import torch
 
 from trialogue.config import SftConfig, TrainConfig, load_config
 from trialogue.engine.tiny import make_model, train_tokenizer
-from trialogue.talk.brief import BriefRenderer
-from trialogue.talk.speech import save_renderer
-from trialogue.talk.templates import COMPACT_TOKENS
-from trialogue.talk.vocabulary import Vocabulary
+from trialogue.talk.render.load import save_renderer
+from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.tiny import BriefRenderer
+from trialogue.talk.render.vocabulary import Vocabulary
 
 torch.set_num_threads(1)  # models this small only lose by waiting for a second core
 

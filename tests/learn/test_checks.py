@@ -23,7 +23,7 @@ from trialogue.learn.train import join_parts, to_step, train, update
 from trialogue.run import Run, read_lines
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
-from trialogue.view.answers import Answers
+from trialogue.view.api import Answers
 from trialogue.view.live import show_steps
 
 Configure = Callable[..., TrainConfig]

@@ -13,7 +13,7 @@ from time import monotonic
 import pytest
 from click.testing import CliRunner
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.learn.demo import MINUTES, Size
 
 

@@ -15,8 +15,8 @@ from trialogue.config import (
     TrainConfig,
     load_config,
 )
+from trialogue.corpus.corpus import write_parquet
 from trialogue.errors import ConfigError
-from trialogue.learn.corpus import write_parquet
 from trialogue.learn.sft import collect, find_examples, sft
 from trialogue.learn.train import train
 from trialogue.run import read_about, read_lines, read_marks, read_trajectories

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.config import EvalConfig, SynthesizeConfig, load_config
+from trialogue.corpus.synthesize import synthesize
 from trialogue.digests import REPORTS
 from trialogue.learn.sft import sft
-from trialogue.learn.synthesize import synthesize
 from trialogue.learn.train import train
 from trialogue.lines import append_records
 from trialogue.score.evaluate import evaluate

@@ -13,7 +13,7 @@ from trialogue.config import CheckSettings, TrainConfig
 from trialogue.learn.checks import Checks
 from trialogue.learn.train import train
 from trialogue.run import read_lines
-from trialogue.view.answers import Answers
+from trialogue.view.api import Answers
 from trialogue.view.live import show_steps
 
 Configure = Callable[..., TrainConfig]

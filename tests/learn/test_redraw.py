@@ -11,7 +11,7 @@ import pytest
 
 from trialogue.config import TrainConfig
 from trialogue.learn.train import hold
-from trialogue.score.cast import Cast
+from trialogue.score.parties import Cast
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Trajectory

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trialogue.cli import main
-from trialogue.cli_options import to_config
+from trialogue.cli.main import main
+from trialogue.cli.options import to_config
 from trialogue.config import EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError, RunError
@@ -28,7 +28,7 @@ from trialogue.learn.sft import sft
 from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
 from trialogue.lines import append_records
 from trialogue.run import Run, list_checkpoints, read_about, read_config, read_lines, read_trajectories
-from trialogue.score.cast import Cast
+from trialogue.score.parties import Cast
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import rollout

@@ -16,7 +16,7 @@ from trialogue.config import LossSettings, TrainConfig
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row
 from trialogue.engine.tinker import differentiate
 from trialogue.errors import ConfigError
-from trialogue.hosts.holding import refuse_rows
+from trialogue.hosts.conversations import refuse_rows
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.grpo import PolicyLoss
 from trialogue.learn.train import update

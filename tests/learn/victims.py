@@ -28,10 +28,10 @@ from transformers import Lfm2ForCausalLM  # noqa: F401 - loaded once, before the
 
 from trialogue import durable
 from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig
+from trialogue.corpus.synthesize import synthesize
 from trialogue.engine import state as engine_state
 from trialogue.learn import checkpoint
 from trialogue.learn.sft import sft
-from trialogue.learn.synthesize import synthesize
 from trialogue.learn.train import train
 from trialogue.score.evaluate import evaluate
 

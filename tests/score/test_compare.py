@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from trialogue import Message, Reward, Trajectory, Turn, find_domain
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.score.audit import Case
 from trialogue.score.compare import agree, measure_user, reveal
 

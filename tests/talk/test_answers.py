@@ -23,7 +23,7 @@ from trialogue import Message, ModelError, ToolCall, Turn
 from trialogue.config import Limits, Speaker
 from trialogue.talk.model import to_clean
 from trialogue.talk.openai import OpenAIModel
-from trialogue.talk.pace import Breaker, Down
+from trialogue.talk.rate_limit import Breaker, Down
 from trialogue.trajectory import Reply
 
 _spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("test_openai.py"))

@@ -11,8 +11,8 @@ import pytest
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.errors import ConfigError
 from trialogue.messages import Message
-from trialogue.talk.bounded_template import BoundedTemplate
-from trialogue.talk.render import Renderer, find_renderer
+from trialogue.talk.render.api import Renderer, find_renderer
+from trialogue.talk.render.bounded_template import BoundedTemplate
 
 KEEPS = Path(__file__).with_name("templates").joinpath("hermes.jinja").read_text(encoding="utf-8")
 CONTROLS = ("<|pad|>", "<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</think>")

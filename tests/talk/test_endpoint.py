@@ -21,11 +21,11 @@ from trialogue.lines import unstamp
 from trialogue.run import read_about, read_lines, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade
-from trialogue.talk.account import Account, add_up, find_price, to_cost
 from trialogue.talk.agenda import make_agenda_user
+from trialogue.talk.budget import Account, add_up, find_price, to_cost
 from trialogue.talk.model import Model
 from trialogue.talk.openai import OpenAIModel
-from trialogue.talk.pace import Breaker, Down, Pace
+from trialogue.talk.rate_limit import Breaker, Down, Pace
 from trialogue.trajectory import Usage
 
 _spec = importlib.util.spec_from_file_location("endpoint", Path(__file__).with_name("endpoint.py"))

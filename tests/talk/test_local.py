@@ -18,11 +18,11 @@ from trialogue.score.reward import grade
 from trialogue.talk.conversation import converse
 from trialogue.talk.local import LocalModel, LocalSource, Sampling
 from trialogue.talk.party import Party
-from trialogue.talk.render import find_renderer
+from trialogue.talk.render.api import find_renderer
+from trialogue.talk.render.load import load_local
+from trialogue.talk.render.templates import COMPACT_TOKENS
 from trialogue.talk.rollout import attempt
 from trialogue.talk.scripted import ScriptedModel
-from trialogue.talk.speech import load_local
-from trialogue.talk.templates import COMPACT_TOKENS
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.database import Database

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from trialogue.cli import main
+from trialogue.cli.main import main
 from trialogue.config import TrainConfig
 from trialogue.learn.checks import Checks
 from trialogue.learn.measure import measure
 from trialogue.run import find_files, read_about, read_trajectories
 from trialogue.talk.near_calls import Lenient, find_near_calls, is_near_call
 from trialogue.trajectory import Group, Reply, Tokens, Turn
-from trialogue.view.answers import Answers
+from trialogue.view.api import Answers
 from trialogue.view.report import write_report
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain

@@ -21,9 +21,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
-from trialogue.talk.render import RENDERERS, Renderer, find_renderer, with_tokens
-from trialogue.talk.templates import COMPACT_TOKENS
-from trialogue.talk.vocabulary import Vocabulary
+from trialogue.talk.render.api import RENDERERS, Renderer, find_renderer, with_tokens
+from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.vocabulary import Vocabulary
 from trialogue.trajectory import Turn
 from trialogue.world.tools import Tool
 

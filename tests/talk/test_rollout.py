@@ -36,7 +36,7 @@ from trialogue import (
 from trialogue.config import Limits
 from trialogue.errors import BudgetError
 from trialogue.talk.model import Model
-from trialogue.talk.pace import off_the_clock
+from trialogue.talk.rate_limit import off_the_clock
 from trialogue.talk.replay import Recorder, Replay
 from trialogue.talk.rollout import Deadline
 from trialogue.talk.scripted import ScriptedModel, call

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from trialogue.view.records import RunRecords
+from trialogue.view.run_reader import RunRecords
 from trialogue.view.server import MODULES, PageServer, open_server, read_page
 
 

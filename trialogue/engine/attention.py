@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from trialogue.engine.fused import Fused, convolve, fuse, is_changed, is_hooked, is_near
-from trialogue.engine.kernels import FEW_ROWS, Few
-from trialogue.engine.layers import LayerKernels, find_layer_kernels
-from trialogue.engine.linear import compute_linear, suits_onednn
+from trialogue.engine.cpu.fused import Fused, convolve, fuse, is_changed, is_hooked, is_near
+from trialogue.engine.cpu.kernels import FEW_ROWS, Few
+from trialogue.engine.cpu.layers import LayerKernels, find_layer_kernels
+from trialogue.engine.cpu.linear import compute_linear, suits_onednn
 from trialogue.errors import EngineError
 
 Result = TypeVar("Result")

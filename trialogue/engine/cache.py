@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
-from trialogue.engine.kernels import Few, Kernels, Layout, Rows, attend_rows, load_kernels
+from trialogue.engine.cpu.kernels import Few, Kernels, Layout, Rows, attend_rows, load_kernels
 
 
 def find_step_kernels(shapes: LayerShapes, device: torch.device, *, is_half: bool) -> Kernels | None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trialogue.engine.attention import merge_parts
-from trialogue.engine.kernels import Few
+from trialogue.engine.cpu.kernels import Few
+from trialogue.engine.cpu.tree_kernels import Paths, attend_paths, backpropagate_paths, find_tree_kernels
 from trialogue.engine.prefixes import common_length
-from trialogue.engine.tree_kernels import Paths, attend_paths, backpropagate_paths, find_tree_kernels
 
 Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at a depth, below a path of nodes
 

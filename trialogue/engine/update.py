@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch, find_conversations
 from trialogue.engine.attention import Wiring
-from trialogue.engine.logits import LOGITS_AT_ONCE, TokenLogprobs
+from trialogue.engine.cpu.logits import LOGITS_AT_ONCE, TokenLogprobs
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.shards import Shards, get_norm
 from trialogue.engine.tree import TreePlan, grow_tree

@@ -25,12 +25,12 @@ from typing import Any
 from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, SamplingParams
 from trialogue.errors import ConfigError
+from trialogue.hosts.conversations import Holding, is_left_out, to_figures
 from trialogue.hosts.export import find_tasks
-from trialogue.hosts.holding import Holding, is_left_out, to_figures
-from trialogue.learn.samples import to_rows
-from trialogue.score.cast import Cast
+from trialogue.learn.rows import to_rows
+from trialogue.score.parties import Cast
 from trialogue.talk.local import LocalModel, Sampling
-from trialogue.talk.speech import make_renderer
+from trialogue.talk.render.load import make_renderer
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.find import find_domain

@@ -22,13 +22,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, Row, SamplingParams
 from trialogue.errors import ConfigError, EngineError
-from trialogue.hosts.holding import Holding, is_left_out, refuse_rows, to_figures
-from trialogue.learn.samples import to_rows
+from trialogue.hosts.conversations import Holding, is_left_out, refuse_rows, to_figures
+from trialogue.learn.rows import to_rows
 from trialogue.run import to_timings
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.model import ModelSource
-from trialogue.talk.render import Renderer
-from trialogue.talk.speech import make_renderer
+from trialogue.talk.render.api import Renderer
+from trialogue.talk.render.load import make_renderer
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
 

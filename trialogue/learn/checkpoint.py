@@ -21,8 +21,8 @@ from trialogue.errors import ConfigError, RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampler, Sampling
 from trialogue.talk.model import ModelSource
-from trialogue.talk.render import Renderer
-from trialogue.talk.speech import count_ids, load_renderer, save_renderer
+from trialogue.talk.render.api import Renderer
+from trialogue.talk.render.load import count_ids, load_renderer, save_renderer
 
 if TYPE_CHECKING:
     from trialogue.engine.api import Engine

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig
+from trialogue.corpus import synthesize
 from trialogue.errors import RunError
 from trialogue.index import remake_index
-from trialogue.learn import synthesize
 from trialogue.learn.checks import to_plain
+from trialogue.learn.collect import count_families
 from trialogue.learn.measure import measure
-from trialogue.learn.stragglers import count_families
 from trialogue.reading import reading
 from trialogue.run import find_files, read_about, read_config, read_lines, read_seconds, read_trajectories
 from trialogue.score import evaluate

@@ -133,7 +133,7 @@ def _conversation_ratio(log_ratio: Tensor, batch: TokenBatch, is_fresh: bool) ->
     if elsewhere.isnan().any():
         raise ValueError(
             "gspo: a conversation has several rows, and the ratio of the others is not known; give rows "
-            "through trialogue.learn.samples.add_elsewhere first"
+            "through trialogue.learn.rows.add_elsewhere first"
         )
     sums = elsewhere.to(fixed.dtype).index_add(0, batch.row, fixed)
     return (sums / batch.conversation_tokens.clamp(min=1))[batch.row] + log_ratio - fixed

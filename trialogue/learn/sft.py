@@ -18,21 +18,21 @@ from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
 from trialogue.learn.checks import Checks, to_plain
-from trialogue.learn.corpus import Example, read_parquet
+from trialogue.learn.collect import Gate
+from trialogue.learn.examples import Example, read_parquet
 from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.held_out import find_marks
-from trialogue.learn.samples import to_rows
-from trialogue.learn.stragglers import Gate
+from trialogue.learn.rows import to_rows
 from trialogue.learn.train import evaluate_learner, to_optim
 from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
-from trialogue.score.cast import set_up
+from trialogue.score.parties import set_up
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
-from trialogue.talk.render import Renderer, with_tokens
+from trialogue.talk.render.api import Renderer, with_tokens
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.talk.users import user_prompt
 from trialogue.task import Side, Task

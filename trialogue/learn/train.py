@@ -22,19 +22,19 @@ from trialogue.engine.api import Engine, OptimParams, Row, find_conversations
 from trialogue.errors import BudgetError, ConfigError, RunError, TrialogueError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learned, load_learner
 from trialogue.learn.checks import Checks, to_plain
+from trialogue.learn.collect import Gate, Wave, Waves, measure_flow
 from trialogue.learn.grpo import PolicyLoss, advantages
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.measure import measure
-from trialogue.learn.samples import add_elsewhere, to_rows
-from trialogue.learn.stragglers import Gate, Wave, Waves, measure_flow
+from trialogue.learn.rows import add_elsewhere, to_rows
 from trialogue.run import Run, read_ledger, read_lines
-from trialogue.score.cast import Cast, set_up
 from trialogue.score.metrics import find_prices, summarize
+from trialogue.score.parties import Cast, set_up
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
 from trialogue.talk.model import ModelSource, save_tokenizer
-from trialogue.talk.pace import LOG
 from trialogue.talk.prompts import collect_prompts
+from trialogue.talk.rate_limit import LOG
 from trialogue.talk.rollout import derive_seed, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Trajectory, in_order

@@ -27,11 +27,11 @@ from trialogue.run import (
     read_trajectories,
     read_usage,
 )
-from trialogue.score.cast import set_up
 from trialogue.score.metrics import add_judge, find_prices, summarize
+from trialogue.score.parties import set_up
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
-from trialogue.talk.account import add_up, find_price
+from trialogue.talk.budget import add_up, find_price
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts

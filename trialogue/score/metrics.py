@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from trialogue.config import Price, Speaker
-from trialogue.talk.account import find_price, to_cost
+from trialogue.talk.budget import find_price, to_cost
 from trialogue.task import Side
 from trialogue.trajectory import Trajectory, Usage, count_near_calls
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError, suggest
-from trialogue.talk.account import Account
+from trialogue.talk.budget import Account
 from trialogue.talk.model import Model, ModelSource
 from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
@@ -72,7 +72,7 @@ def find_model(
         return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed, books, role or side)
     path = rest if kind == "local" else speaker.model
     if kind == "local" or path in ("tiny", "smollm2") or Path(path).is_dir():
-        from trialogue.talk.speech import load_local
+        from trialogue.talk.render.load import load_local
 
         return load_local(path, speaker, limits, seed)
     near = suggest(kind, [word.partition(":")[0] for word in KNOWN])

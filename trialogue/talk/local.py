@@ -15,7 +15,7 @@ from typing import Protocol
 
 from trialogue.engine.api import Completion, SamplingParams
 from trialogue.messages import Message
-from trialogue.talk.render import Renderer
+from trialogue.talk.render.api import Renderer
 from trialogue.talk.rollout import derive_seed
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Tokens, Turn, Usage

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from trialogue.messages import ToolCall, to_arguments
 from trialogue.talk.model import Model
-from trialogue.talk.parse import Arguments, Found, is_sound
+from trialogue.talk.render.parse import Arguments, Found, is_sound
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import Domain

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from trialogue.config import Price, Speaker
 from trialogue.endpoint import Answer, Endpoint, Redirected, Unreachable, Unreadable
 from trialogue.errors import Blame, ConfigError, ModelError
-from trialogue.talk.account import Account, Entry, find_price, to_cost
+from trialogue.talk.budget import Account, Entry, find_price, to_cost
 from trialogue.talk.completion import ChatAnswer, read_chat, read_usage
-from trialogue.talk.pace import LOG, Breaker, Down, Pace
+from trialogue.talk.rate_limit import LOG, Breaker, Down, Pace
 from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn, Usage
 from trialogue.world.tools import Tool

@@ -27,8 +27,8 @@ from trialogue.errors import (
 from trialogue.reading import describe
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
-from trialogue.talk.pace import CLOCK, LOG
 from trialogue.talk.party import Party
+from trialogue.talk.rate_limit import CLOCK, LOG
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
 from trialogue.trajectory import End, Finding, Group, Reward, Trajectory

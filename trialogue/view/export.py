@@ -13,8 +13,8 @@ from urllib.parse import quote
 from trialogue.durable import write
 from trialogue.errors import RunError
 from trialogue.index import Entry
-from trialogue.view.answers import Answers, to_row
-from trialogue.view.records import RunRecords
+from trialogue.view.api import Answers, to_row
+from trialogue.view.run_reader import RunRecords
 from trialogue.view.server import read_page
 
 

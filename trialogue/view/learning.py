@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from trialogue.foreign import show_code, show_markdown
 from trialogue.index import Entry
-from trialogue.view.answers import find_changed, find_outcome, thin
+from trialogue.view.api import find_changed, find_outcome, thin
 from trialogue.view.curves import Curve, draw_curves
-from trialogue.view.records import RunRecords
+from trialogue.view.run_reader import RunRecords
 
 _LISTED = 5
 

@@ -11,7 +11,7 @@ from typing import Any
 from trialogue.errors import RunError
 from trialogue.foreign import show_cell, show_code, show_markdown
 from trialogue.index import Entry
-from trialogue.view.records import RunRecords
+from trialogue.view.run_reader import RunRecords
 
 _LISTED = 5
 _DRAWS = 2000

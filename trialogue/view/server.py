@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 
 from trialogue.errors import RunError
 from trialogue.reading import explain
-from trialogue.view.answers import Answers, Query
+from trialogue.view.api import Answers, Query
 from trialogue.view.connection import (
     HEAD_BYTES,
     BadRequest,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trialogue.run import list_checkpoints
-from trialogue.view.records import find_file
+from trialogue.view.run_reader import find_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -19,13 +19,13 @@ from trialogue.engine.tiny import train_tokenizer
 from trialogue.learn.sft import sft, to_teacher
 from trialogue.learn.train import choose_tasks
 from trialogue.score.reward import grade
-from trialogue.talk.brief import BriefRenderer
 from trialogue.talk.find import find_model
-from trialogue.talk.render import Renderer
+from trialogue.talk.render.api import Renderer
+from trialogue.talk.render.load import load_renderer, save_renderer
+from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.tiny import BriefRenderer
+from trialogue.talk.render.vocabulary import Vocabulary
 from trialogue.talk.rollout import rollout
-from trialogue.talk.speech import load_renderer, save_renderer
-from trialogue.talk.templates import COMPACT_TOKENS
-from trialogue.talk.vocabulary import Vocabulary
 from trialogue.trajectory import Trajectory
 from trialogue.world.domains.shop import domain as shop
 

@@ -37,19 +37,19 @@ from verl_parts import Here, OneServerClient, SeededSampler, TinyServer
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.api import EngineSettings, OptimParams, Row
 from trialogue.engine.torch_engine import TorchEngine
+from trialogue.hosts.conversations import to_figures
 from trialogue.hosts.export import export_verl
-from trialogue.hosts.holding import to_figures
 from trialogue.hosts.verl import ConversationLoop, Sizes, open_holding, to_outputs
 from trialogue.learn.grpo import PolicyLoss
 from trialogue.learn.measure import measure
-from trialogue.learn.samples import to_rows
+from trialogue.learn.rows import to_rows
 from trialogue.learn.train import has_signal, to_step
 from trialogue.messages import Message
 from trialogue.run import read_trajectories
 from trialogue.score.reward import grade
 from trialogue.talk.local import LocalModel, Sampling
+from trialogue.talk.render.load import load_renderer
 from trialogue.talk.rollout import rollout
-from trialogue.talk.speech import load_renderer
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn, in_order
 

@@ -1,0 +1,34 @@
+"""Where the benchmarks' data lies: beside the repository, or where TRIALOGUE_DATA says."""
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+DEFAULT = Path(__file__).parents[3] / "shared" / "benchmarks"
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    folder = Path(os.environ.get("TRIALOGUE_DATA") or DEFAULT)
+    if not (folder / "tau2-bench").is_dir():
+        pytest.skip(f"no benchmark data: {folder} has no tau2-bench; set TRIALOGUE_DATA")
+    return folder
+
+
+@pytest.fixture
+def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Entry points as pyproject.toml has them, also where the installed package is older or none is."""
+    folder = tmp_path / "announced"
+    about = folder / "trialogue_benchmarks-0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trialogue-benchmarks\nVersion: 0\n")
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    points = settings["project"]["entry-points"]["trialogue.domains"]
+    lines = ["[trialogue.domains]", *(f"{name} = {value}" for name, value in points.items())]
+    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(str(folder))
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), root]))
+    return folder

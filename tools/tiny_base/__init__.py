@@ -1,0 +1,1 @@
+"""How the tiny base model is made."""

@@ -1,0 +1,149 @@
+"""ACEBench: agent tasks on a phone or with an airline, with a user (multi_turn) or alone (multi_step)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from trialogue.benchmarks.ace import data as files
+from trialogue.benchmarks.ace.grade import grade, judge
+from trialogue.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice, TextCaller
+from trialogue.benchmarks.ace.travel import load_travel
+from trialogue.benchmarks.ace.world import AceDomain
+from trialogue.benchmarks.folder import find_version
+from trialogue.errors import ConfigError
+from trialogue.reading import reading
+from trialogue.task import Expected, Task
+from trialogue.trajectory import Turn
+from trialogue.world.domain import from_list
+
+LANGUAGES = ("en", "zh")
+CUES = {"en": "Is there anything you need help with today?", "zh": "今天有什么需要帮助的吗？"}
+MAX_MESSAGES = 40
+"""Behind the first one."""
+UNHEARD = 3
+"""In how many messages at the beginning the benchmark does not look for the words that end it."""
+POLICIES = {
+    "phone": """\
+You are the assistant on a person's phone. You send and read messages, keep reminders and order food.
+It is 2024-06-11, 16:00.
+
+- Use the functions for everything; never guess what they would answer. Ask for what you are not told.
+- A function that is refused for want of Wi-Fi or login works once Wi-Fi is on or the device is logged in.
+- When there is no room for another message, ask the user which one to delete.
+- After reading out a message or reminder, ask whether the user wants anything in it done.
+- Before ordering food, log in with the user's account; order from one merchant at a time.
+- Say so when something cannot be done, and tell the user how each request came out.
+""",
+    "travel": """\
+You are the agent of an airline. You book, change and cancel flights. It is 2024-07-15, 08:00.
+
+- Ask for user id and password before anything else.
+- Use the functions for everything; never guess what they would answer.
+- Say what you are about to book or change and wait for the user's consent.
+- A return journey is two bookings, and so is a journey over a third city where no flight goes direct.
+- Ask how the user wants to pay: cash or bank. A bag beyond the free ones costs 50.
+- A flight can be changed to another one between the same cities.
+""",
+}
+
+
+def find(name: str = "", data: str | None = None) -> AceDomain:
+    """The domain `multi_turn` or `multi_step`, in English or, with `@zh`, in Chinese. Behind the language,
+    `-text` lets the agent write its calls as text, as in the benchmark, and `-mended` plays and grades
+    without the benchmark's oversights."""
+    category, _, variant = name.partition("@")
+    language, *how = (variant or "en").split("-")
+    if (
+        category not in files.CATEGORIES
+        or language not in LANGUAGES
+        or not {"text", "mended"}.issuperset(how)
+    ):
+        raise ConfigError(
+            f"there is no 'ace:{name}'; allowed are {', '.join(files.CATEGORIES)}, with @en or @zh behind "
+            "it, and behind that -text, -mended or both"
+        )
+    folder = files.find_folder(data, f"ace:{category}")
+    with reading(folder, ConfigError):
+        return _find(category, language, "mended" not in how, "text" in how, folder)
+
+
+@lru_cache(maxsize=8)
+def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) -> AceDomain:
+    alone = category == "multi_step"
+    name = f"ace:{category}"
+    wording = files.read_wording(folder, language)
+    policies = {key: wording.get(key, text) for key, text in POLICIES.items()}
+    has_user = "user_travel" in wording and "user_phone" in wording
+
+    def user_prompt(task: Task) -> str:
+        kind = "travel" if "Travel" in task.meta["involved_classes"] else "phone"
+        return wording[f"user_{kind}"].replace("{instruction}", task.instructions)
+
+    is_official = has_user and all(key in wording for key in POLICIES)
+    phone = files.read_phone(folder, language)
+    domain = AceDomain(
+        name=name,
+        policy=policies["phone"],
+        database=phone,
+        tasks=from_list(name, []),
+        reward=grade,
+        user=(lambda task, _seed: TaskVoice(task)) if alone else None,
+        oracle=lambda task, _seed: GoldCaller(task),
+        user_prompt=user_prompt if has_user and not alone else None,
+        user_cue=None if alone else CUES[language],
+        stop_tokens=(STOP,),
+        stop_anywhere=True,
+        stops=lambda turns: STOP in turns[-1].message.content and (not quirks or _count(turns) > UNHEARD),
+        is_over=lambda turns: _count(turns) > MAX_MESSAGES,
+        grade_at_cap=quirks,
+        agent_manner=(lambda task, model: TextCaller(domain, task, model)) if text else None,
+        reference=f"{name}@{language}{'-text' if text else ''}{'' if quirks else '-mended'}",
+        notes={
+            "benchmark": "ACEBench",
+            "version": find_version(folder),
+            "language": language,
+            "grading": "official" if quirks else "mended: not comparable",
+            "calls": "text" if text else "native tool calls; the benchmark's own are text",
+            "wording": "official" if is_official else "prompts in our own words: not comparable",
+        },
+        language=language,
+        alone=alone,
+        quirks=quirks,
+        phone=phone,
+        airline=load_travel(language),
+        policies=policies,
+        wording=wording,
+    )
+    tasks: list[Task] = []
+    for task in files.read_tasks(folder, language, category, name):
+        with reading(
+            f"{files.find_tasks(folder, language, category)} and its answers, {task.id}", ConfigError
+        ):
+            tasks.append(_with_calls(domain, task))
+    if not tasks:
+        raise ConfigError(f"{files.find_tasks(folder, language, category)} holds no task")
+    return replace(domain, tasks=from_list(name, tasks))
+
+
+def _with_calls(domain: AceDomain, task: Task) -> Task:
+    """With the milestones as gold calls, where they lead to the expected end: many leave steps out."""
+    calls = files.read_milestones(task)
+    environment = domain.open(task)
+    environment.tools  # noqa: B018 - descriptions that are none are told now
+    environment.replay((call.name, call.arguments, "agent") for call in calls)
+    if not calls or not judge(environment, []).end_to_end:
+        return task
+    return task.model_copy(update={"expected": Expected(calls=calls)})
+
+
+def _count(turns: Sequence[Turn]) -> int:
+    """Messages, the results of one message's calls as one."""
+    count = 0
+    before = ""
+    for turn in turns:
+        count += turn.message.role != "tool" or before != "tool"
+        before = turn.message.role
+    return count

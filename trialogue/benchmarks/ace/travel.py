@@ -1,0 +1,319 @@
+"""The airline of ACEBench: flights, customers and their reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from trialogue.benchmarks.ace.texts import say
+from trialogue.benchmarks.toolkit import Plain, Toolkit
+from trialogue.world.tools import tool
+
+CITIES = {
+    "Beijing": "北京",
+    "Shanghai": "上海",
+    "Nanjing": "南京",
+    "Shenzhen": "深圳",
+    "Xiamen": "厦门",
+    "Chengdu": "成都",
+    "Fuzhou": "福州",
+}
+FLIGHTS = (
+    ("CA1234", "Beijing", "Shanghai", "15 08:00", "15 10:30", 5, 1200, 3000),
+    ("MU5678", "Shanghai", "Beijing", "16 09:00", "16 11:30", 3, 1900, 3000),
+    ("CZ4321", "Shanghai", "Beijing", "16 20:00", "16 22:00", 8, 2500, 4000),
+    ("CZ4352", "Shanghai", "Beijing", "17 20:00", "17 22:00", 8, 1600, 2500),
+    ("MU3561", "Beijing", "Nanjing", "18 08:00", "18 10:00", 8, 1500, 4000),
+    ("MU1566", "Beijing", "Nanjing", "18 20:00", "18 22:00", 8, 1500, 4000),
+    ("CZ1765", "Nanjing", "Shenzhen", "17 20:30", "17 22:00", 8, 1500, 2500),
+    ("CZ1765", "Nanjing", "Shenzhen", "18 12:30", "18 15:00", 8, 1500, 2500),
+    ("MH1765", "Xiamen", "Chengdu", "17 12:30", "17 15:00", 8, 1500, 2500),
+    ("MH2616", "Chengdu", "Xiamen", "18 18:30", "18 21:00", 8, 1500, 2500),
+    ("MH2616", "Chengdu", "Fuzhou", "16 18:30", "16 21:00", 8, 1500, 2500),
+)
+CUSTOMERS = (
+    ("user1", "Eve", "password123", 2000.0, 50000.0, "regular"),
+    ("user2", "Frank", "password456", 8000.0, 8000.0, "silver"),
+    ("user3", "Grace", "password789", 1000.0, 5000.0, "gold"),
+)
+RESERVATIONS = (
+    ("user1", "CA1234", "economy", "Beijing", "Shanghai"),
+    ("user1", "MU5678", "business", "Shanghai", "Beijing"),
+    ("user2", "MH1765", "business", "Xiamen", "Chengdu"),
+    ("user2", "MU2616", "business", "Chengdu", "Xiamen"),
+)
+FREE_BAGS: Mapping[str, tuple[int, int]] = {"regular": (1, 2), "silver": (2, 3), "gold": (3, 3)}
+"""Bags that cost nothing, in economy and in business class."""
+BAG_PRICE = 50
+NOW = datetime(2024, 7, 14, 6)
+FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def load_travel(language: str) -> Travel:
+    """The airline as every conversation finds it."""
+
+    def city(name: str) -> str:
+        return CITIES[name] if language == "zh" else name
+
+    flights: list[Plain] = [
+        {
+            "flight_no": number,
+            "origin": city(origin),
+            "destination": city(destination),
+            "depart_time": f"2024-07-{departs}:00",
+            "arrival_time": f"2024-07-{arrives}:00",
+            "status": "available",
+            "seats_available": seats,
+            "economy_price": economy,
+            "business_price": business,
+        }
+        for number, origin, destination, departs, arrives, seats, economy, business in FLIGHTS
+    ]
+    users: dict[str, Plain] = {
+        key: {
+            "user_name": name,
+            "password": password,
+            "cash_balance": cash,
+            "bank_balance": bank,
+            "membership_level": level,
+        }
+        for key, name, password, cash, bank, level in CUSTOMERS
+    }
+    reservations: list[Plain] = [
+        {
+            "reservation_id": f"res_{number}",
+            "user_id": user,
+            "flight_no": flight,
+            "payment_method": "bank",
+            "cabin": say(language, cabin),
+            "baggage": 1,
+            "origin": city(origin),
+            "destination": city(destination),
+        }
+        for number, (user, flight, cabin, origin, destination) in enumerate(RESERVATIONS, 1)
+    ]
+    return Travel.load(
+        {"language": language, "flights": flights, "users": users, "reservations": reservations}
+    )
+
+
+class Travel(Toolkit):
+    """What a conversation with the airline can change."""
+
+    language: str
+    flights: list[Plain]
+    users: dict[str, Plain]
+    reservations: list[Plain]
+
+    def _say(self, key: str, *values: object) -> str:
+        return say(self.language, key, *values)
+
+    def _refuse(self, key: str) -> Plain:
+        return {"status": "error", "message": self._say(key)}
+
+    def _find_flight(self, number: Any) -> Any:
+        return next((flight for flight in self.flights if flight["flight_no"] == number), None)
+
+    def _price(self, flight: Plain, cabin: Any) -> Any:
+        """Whatever is not economy class is paid as business class."""
+        return flight["economy_price" if cabin == self._say("economy") else "business_price"]
+
+    def _free_bags(self, level: str, cabin: str) -> int:
+        cabins = dict(zip((self._say("economy"), self._say("business")), FREE_BAGS[level], strict=True))
+        return cabins[cabin]
+
+    @tool
+    def get_flight_details(self, origin: str | None = None, destination: str | None = None) -> Any:
+        """Flights from or to a city."""
+        found = [
+            dict(flight)
+            for flight in self.flights
+            if (not origin or flight["origin"] == origin)
+            and (not destination or flight["destination"] == destination)
+        ]
+        return found or self._say("no_direct")
+
+    @tool
+    def get_user_details(self, user_id: str, password: str) -> Plain:
+        """What is known of a customer."""
+        user = self.authenticate_user(user_id, password)
+        return {key: value for key, value in user.items() if key != "password"}
+
+    @tool
+    def get_reservation_details(self, reservation_id: str | None = None, user_id: str | None = None) -> Any:
+        """One reservation, or all of a customer, with their flights."""
+        if not reservation_id and not user_id:
+            return self._refuse("which_reservation")
+        key, wanted = ("reservation_id", reservation_id) if reservation_id else ("user_id", user_id)
+        return [
+            {**item, "flight_info": self._find_flight(item["flight_no"])}
+            for item in self.reservations
+            if item[key] == wanted
+        ]
+
+    @tool
+    def authenticate_user(self, user_id: str, password: str) -> Plain:
+        """Check a customer's password."""
+        user = self.users.get(user_id)
+        return user if user and user["password"] == password else self._refuse("wrong_account")
+
+    @tool
+    def get_baggage_allowance(self, membership_level: str, cabin_class: str) -> int:
+        """How many bags are free."""
+        try:
+            return self._free_bags(membership_level, cabin_class)
+        except KeyError:
+            return 0
+
+    @tool
+    def calculate_baggage_fee(self, membership_level: str, cabin_class: str, baggage_count: int) -> int:
+        """What that many bags cost."""
+        return max(baggage_count - self._free_bags(membership_level, cabin_class), 0) * BAG_PRICE
+
+    @tool
+    def find_transfer_flights(self, origin_city: str, transfer_city: str, destination_city: str) -> Any:
+        """Pairs of flights that meet in a city."""
+
+        def leg(origin: str, destination: str) -> list[Plain]:
+            wanted = origin, destination, "available"
+            return [
+                item
+                for item in self.flights
+                if (item["origin"], item["destination"], item["status"]) == wanted
+            ]
+
+        found: list[Plain] = [
+            {"first_leg": first, "second_leg": second}
+            for first in leg(origin_city, transfer_city)
+            for second in leg(transfer_city, destination_city)
+            if first["arrival_time"] < second["depart_time"]
+        ]
+        return found or self._say("no_transfer")
+
+    @tool(writes=True)
+    def reserve_flight(
+        self,
+        user_id: str,
+        password: str,
+        flight_no: str,
+        cabin: str,
+        payment_method: str,
+        baggage_count: int,
+    ) -> str:
+        """Book a flight."""
+        user = self.authenticate_user(user_id, password)
+        flight = self._find_flight(flight_no)
+        cost = self._price(flight, cabin)
+        # A wrong password shows only here: the refusal it gets instead of a customer has no level.
+        cost += self.calculate_baggage_fee(user["membership_level"], cabin, baggage_count)
+        if payment_method not in ("cash", "bank"):
+            return self._say("bad_payment")
+        if cost > user[f"{payment_method}_balance"]:
+            return self._say(f"{payment_method}_short")
+        user[f"{payment_method}_balance"] -= cost
+        flight["seats_available"] -= 1
+        identity = f"res_{len(self.reservations) + 1}"
+        self.reservations.append(
+            {
+                "reservation_id": identity,
+                "user_id": user_id,
+                "flight_no": flight_no,
+                "payment_method": payment_method,
+                "cabin": cabin,
+                "baggage": baggage_count,
+            }
+        )
+        return self._say("booked", identity, cost)
+
+    @tool(writes=True)
+    def modify_flight(
+        self,
+        user_id: str,
+        reservation_id: str,
+        new_flight_no: str | None = None,
+        new_cabin: str | None = None,
+        add_baggage: int = 0,
+        new_payment_method: str | None = None,
+    ) -> str:
+        """Change the flight, cabin or bags of a reservation."""
+        item = self._find_reservation(user_id, reservation_id)
+        if item is None:
+            return self._say("not_yours")
+        flight = self._find_flight(item["flight_no"])
+        if flight is None:
+            return self._say("no_flight")
+        method = new_payment_method or item["payment_method"]
+        user = self.users[user_id]
+        told: list[str] = []
+        if new_flight_no and new_flight_no != item["flight_no"]:
+            other = self._find_flight(new_flight_no)
+            route = flight["origin"], flight["destination"]
+            if other is None or (other["origin"], other["destination"]) != route:
+                return self._say("flight_unfit")
+            item["flight_no"] = new_flight_no
+            told.append(self._say("flight_changed"))
+        if new_cabin and new_cabin != item["cabin"]:
+            # The price is that of the flight left behind, and the cabin changes even where nobody can pay.
+            difference = self._cabin_price(flight, new_cabin) - self._cabin_price(flight, item["cabin"])
+            item["cabin"] = new_cabin
+            is_paid = not difference or self._pay(user, method, difference)
+            if difference > 0:
+                told.append(self._say("cabin_paid", difference) if is_paid else self._say("cabin_short"))
+            elif difference < 0:
+                told.append(self._say("cabin_refunded", -difference))
+        if add_baggage > 0:
+            bags = item["baggage"] + add_baggage
+            allowance = self.get_baggage_allowance(user["membership_level"], item["cabin"])
+            fee = max(0, bags - allowance) * BAG_PRICE
+            if fee > 0:
+                is_paid = self._pay(user, method, fee)
+                told.append(self._say("baggage_paid", fee) if is_paid else self._say("baggage_short"))
+            item["baggage"] = bags
+        return " ".join(told) or self._say("changed_free")
+
+    def _cabin_price(self, flight: Plain, cabin: Any) -> Any:
+        known = {self._say("economy"): "economy_price", self._say("business"): "business_price"}
+        return flight[known[cabin]] if cabin in known else 0
+
+    @staticmethod
+    def _pay(user: Plain, method: str, amount: Any) -> bool:
+        """Take money, or give it back where the amount is negative. Other methods of payment are free."""
+        if method not in ("cash", "bank"):
+            return True
+        if user[f"{method}_balance"] - amount < 0:
+            return False
+        user[f"{method}_balance"] -= amount
+        return True
+
+    def _find_reservation(self, user_id: Any, reservation_id: Any) -> Any:
+        wanted = reservation_id, user_id
+        return next(
+            (item for item in self.reservations if (item["reservation_id"], item["user_id"]) == wanted), None
+        )
+
+    @tool(writes=True)
+    def cancel_reservation(self, user_id: str, reservation_id: str, reason: str) -> str:
+        """Cancel a reservation; it stays on the list."""
+        user = self.users.get(user_id)
+        if not user:
+            return self._say("bad_user")
+        item = self._find_reservation(user_id, reservation_id)
+        if item is None:
+            return self._say("bad_reservation")
+        flight = self._find_flight(item["flight_no"])
+        if flight is None:
+            return self._say("bad_flight")
+        left = datetime.strptime(flight["depart_time"], FORMAT) - NOW
+        if left < timedelta(0):
+            return self._say("departed")
+        price = self._price(flight, item["cabin"])
+        if reason == self._say("airline_cancelled"):
+            user["cash_balance"] += price
+            return self._say("cancelled_by_airline", price)
+        if left > timedelta(days=1):
+            user["cash_balance"] += price
+            return self._say("cancelled_early", price)
+        fee = price * 0.1
+        user["cash_balance"] += price - fee
+        return self._say("cancelled_late", fee, price - fee)

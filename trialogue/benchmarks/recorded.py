@@ -1,0 +1,62 @@
+"""Grading conversations that were recorded elsewhere, in the formats their benchmarks write.
+
+Every recorded call is carried out again; what comes out different from the record is told.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trialogue.errors import ConfigError
+
+FORMATS = {
+    "ace": "trialogue.benchmarks.ace.recorded:score",
+    "tau": "trialogue.benchmarks.tau1.recorded:score",
+    "tau2": "trialogue.benchmarks.tau2.recorded:score",
+}
+"""Benchmark → function of (file, name behind the colon, data folder). A further benchmark adds its line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded conversation and the grade it gets."""
+
+    id: str
+    reward: float | None
+    reward_breakdown: dict[str, float] | None
+    db_match: bool | None
+    initial_db_hash: str | None
+    final_db_hash: str | None
+    tool_mismatches: list[dict[str, Any]] = field(default_factory=lambda: [])
+    more: dict[str, Any] = field(default_factory=lambda: {})
+    """What only some benchmarks have, such as the hashes of the user's own database."""
+
+    def to_data(self) -> dict[str, Any]:
+        shape = asdict(self)
+        more = shape.pop("more")
+        return {**shape, **more}
+
+    def to_line(self) -> str:
+        value = "unscored" if self.reward is None else f"{self.reward:.2f}"
+        parts = " ".join(f"{name}={part:g}" for name, part in (self.reward_breakdown or {}).items())
+        line = f"{self.id}  {value}  db_match={self.db_match}  {parts}".rstrip()
+        if self.tool_mismatches:
+            first = self.tool_mismatches[0]
+            line += f"  {first['tool']}: recorded {first['recorded']!r}, now {first['now']!r}"
+        return line
+
+
+def score_recorded(path: str | Path, benchmark: str, data: str | None = None) -> list[Recorded]:
+    """Grade a file of conversations by the rules of a benchmark such as `tau2:retail`."""
+    kind, _, name = benchmark.partition(":")
+    if kind not in FORMATS:
+        raise ConfigError(f"there is no benchmark '{benchmark}' to grade by; known are {', '.join(FORMATS)}")
+    module, _, function = FORMATS[kind].partition(":")
+    score: Callable[[Path, str, str | None], list[Recorded]] = getattr(
+        importlib.import_module(module), function
+    )
+    return score(Path(path), name, data)

@@ -1,0 +1,86 @@
+"""TAU-bench, the first one: retail and airline. The user opens, and one call a message is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from trialogue.benchmarks.folder import find_version, read_text
+from trialogue.benchmarks.tau1 import data as files
+from trialogue.benchmarks.tau1.airline import AirlineTools
+from trialogue.benchmarks.tau1.grade import grade
+from trialogue.benchmarks.tau1.retail import RetailTools
+from trialogue.benchmarks.tau1.world import Tau1Domain
+from trialogue.benchmarks.toolkit import to_raw_tools
+from trialogue.errors import ConfigError
+from trialogue.reading import reading
+from trialogue.task import Task
+from trialogue.trajectory import Turn
+from trialogue.world.tools import Tool
+
+NAMES = {"retail": RetailTools, "airline": AirlineTools}
+CUE = "Hi! How can I help you today?"
+MAX_STEPS = 30
+"""Messages of the agent."""
+
+
+def find(name: str = "", data: str | None = None) -> Tau1Domain:
+    """The domain `retail` or `airline`; `data` is a folder with the benchmark's files."""
+    if name not in NAMES:
+        raise ConfigError(f"there is no 'tau:{name}'; allowed are {', '.join(NAMES)}")
+    folder = files.find_folder(data, name)
+    with reading(folder, ConfigError):
+        return _find(name, folder)
+
+
+@lru_cache(maxsize=8)
+def _find(domain: str, folder: Path) -> Tau1Domain:
+    toolkit = NAMES[domain]
+    tools = to_raw_tools(toolkit)
+    schemas = files.read_schemas(folder)
+    if schemas is not None:
+        with reading(folder / "tools", ConfigError):
+            functions = {shape["function"]["name"]: shape["function"] for shape in schemas}
+            tools = {
+                name: Tool(name, shape["description"], shape["parameters"], tool.run, tool.writes, tool.ends)
+                for name, shape in functions.items()
+                if (tool := tools.get(name)) is not None
+            }
+    around = files.read_user_prompt(folder)
+    writes = frozenset(tool.name for tool in tools.values() if tool.writes)
+    name = f"tau:{domain}"
+    policy = read_text(folder, "wiki")
+    with reading(folder / "data", ConfigError):
+        database = toolkit.load(files.read_database(folder, domain))
+    own = [part for part, given in (("tools", schemas), ("user prompt", around)) if given is None]
+
+    def user_prompt(task: Task) -> str:
+        before, after = around or ("", "")
+        return f"{before}\n\nInstruction: {task.instructions}\n{after}"
+
+    return Tau1Domain(
+        name=name,
+        policy=policy,
+        database=database,
+        tasks=files.find_tasks(folder, domain, name, writes),
+        reward=grade,
+        user_prompt=user_prompt if around is not None else None,
+        user_cue=CUE,
+        stop_anywhere=True,
+        first_call_only=True,
+        is_over=is_over,
+        reference=name,
+        notes={
+            "benchmark": "TAU1",
+            "version": find_version(folder),
+            "wording": f"{' and '.join(own)} in our own words: not comparable" if own else "official",
+        },
+        agent_tools=tools,
+    )
+
+
+def is_over(turns: Sequence[Turn]) -> bool:
+    """After the answer to the thirtieth message of the agent."""
+    said = sum(turn.message.role == "assistant" for turn in turns)
+    return said >= MAX_STEPS and turns[-1].message.role != "assistant"

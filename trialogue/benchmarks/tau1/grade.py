@@ -1,0 +1,50 @@
+"""The official reward of TAU-bench: the right data, and every expected output said. 0 or 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from trialogue.benchmarks.tau1.world import Tau1Environment
+from trialogue.task import Task
+from trialogue.trajectory import Reward, Trajectory, Turn
+from trialogue.world.domain import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the official reward looks at."""
+
+    is_data_right: bool
+    outputs: dict[str, bool]
+
+    @property
+    def reward(self) -> float:
+        return float(self.is_data_right and all(self.outputs.values()))
+
+
+def judge_outcome(environment: Tau1Environment, turns: Sequence[Turn]) -> Outcome:
+    """Compare data and outputs. Commas are taken out of what the agent said, not of what is looked for."""
+    said = [
+        turn.message.content.lower().replace(",", "")
+        for turn in turns
+        if turn.message.role == "assistant" and not turn.message.tool_calls
+    ]
+    wanted = cast("tuple[str, ...]", environment.task.expected.say)
+    outputs = {text: any(text.lower() in item for item in said) for text in wanted}
+    return Outcome(environment.digest() == environment.gold().digest, outputs)
+
+
+def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+    """The reward of a finished conversation."""
+    world = cast("Tau1Environment", environment)
+    outcome = judge_outcome(world, trajectory.turns)
+    parts = {"DB": float(outcome.is_data_right)}
+    why = [f"output: the agent never said {text!r}" for text, found in outcome.outputs.items() if not found]
+    if outcome.outputs:
+        parts["OUTPUT"] = float(all(outcome.outputs.values()))
+    if not outcome.is_data_right:
+        changes = world.difference(world.reach_gold())
+        why += [f"DB: {item.path} should be {item.before!r}, is {item.after!r}" for item in changes[:8]]
+    return Reward(value=outcome.reward, parts=parts, why=tuple(why or ["everything as expected"]))

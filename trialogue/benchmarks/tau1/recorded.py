@@ -1,0 +1,59 @@
+"""TAU-bench episodes recorded elsewhere, as JSON lines with the task and the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trialogue.benchmarks import tau1
+from trialogue.benchmarks.folder import read_lines
+from trialogue.benchmarks.recorded import Recorded
+from trialogue.benchmarks.tau1.data import to_task
+from trialogue.benchmarks.tau1.grade import judge_outcome
+from trialogue.benchmarks.tau1.world import Tau1Domain
+from trialogue.errors import ConfigError
+from trialogue.messages import Message, ToolCall
+from trialogue.reading import reading
+from trialogue.trajectory import Turn
+
+
+def score(path: Path, name: str, data: str | None) -> list[Recorded]:
+    """Grade every episode of a file by the task it holds. What was not over gets 0, as in the benchmark."""
+    domain = tau1.find(name, data)
+    with reading(path, ConfigError):
+        return [score_one(domain, record) for record in read_lines(path)]
+
+
+def score_one(domain: Tau1Domain, record: Mapping[str, Any]) -> Recorded:
+    writes = frozenset(tool.name for tool in domain.agent_tools.values() if tool.writes)
+    environment = domain.open(to_task(record["task"], str(record["id"]), domain.name, "test", writes))
+    initial = environment.toolkit.official_hash()
+    turns: list[Turn] = []
+    mismatches: list[dict[str, Any]] = []
+    call: Mapping[str, Any] = {}
+    for message in record["messages"]:
+        if message["role"] == "tool":
+            result = environment.call(call["name"], dict(call["arguments"]))
+            if result.text != message["content"]:
+                mismatches.append({"tool": call["name"], "recorded": message["content"], "now": result.text})
+            continue
+        call = message.get("tool_call") or {}
+        calls = (ToolCall(id="", name=call["name"], arguments=call["arguments"]),) if call else ()
+        said = Message(role=message["role"], content=message.get("content") or "", tool_calls=calls)
+        turns.append(Turn(side="agent" if message["role"] == "assistant" else "user", message=said))
+    outcome = judge_outcome(environment, turns) if record.get("done", True) else None
+    parts: dict[str, float] | None = None
+    if outcome is not None:
+        parts = {"DB": float(outcome.is_data_right)}
+        if outcome.outputs:
+            parts["OUTPUT"] = float(all(outcome.outputs.values()))
+    return Recorded(
+        id=str(record["id"]),
+        reward=0.0 if outcome is None else outcome.reward,
+        reward_breakdown=parts,
+        db_match=None if outcome is None else outcome.is_data_right,
+        initial_db_hash=initial,
+        final_db_hash=environment.toolkit.official_hash(),
+        tool_mismatches=mismatches,
+    )

@@ -1,0 +1,164 @@
+"""TAU2-bench: retail, airline, telecom and mock, with a user who may have tools of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from trialogue.benchmarks.folder import DATA, Missing, find_file, find_version, read_data, read_text
+from trialogue.benchmarks.tau2 import data as files
+from trialogue.benchmarks.tau2.airline import AirlineTools
+from trialogue.benchmarks.tau2.grade import grade
+from trialogue.benchmarks.tau2.mock import MockTools, MockUserTools
+from trialogue.benchmarks.tau2.retail import RetailTools
+from trialogue.benchmarks.tau2.telecom import TelecomTools, keep_in_step, key_lists
+from trialogue.benchmarks.tau2.telecom_user import TelecomUserTools
+from trialogue.benchmarks.tau2.wording import apply, find_wording
+from trialogue.benchmarks.tau2.world import Tau2Domain
+from trialogue.benchmarks.toolkit import Toolkit, to_raw_tools
+from trialogue.errors import ConfigError
+from trialogue.reading import reading
+from trialogue.talk.scripted import ScriptedModel, call
+from trialogue.task import Task
+from trialogue.trajectory import Turn
+
+NAMES = ("retail", "airline", "telecom", "telecom-workflow", "mock")
+ALONE = ("telecom", "telecom-workflow", "mock")
+"""Where the agent may also work on a ticket alone."""
+GREETING = "Hi! How can I help you today?"
+STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+MAX_STEPS = 200
+MAX_ERRORS = 10
+
+
+def find(name: str = "", data: str | None = None) -> Tau2Domain:
+    """The domain `retail`, `retail@v0.2`, `telecom-solo`, …; `data` is the folder of its files."""
+    asked, _, generation = name.partition("@")
+    generation = generation or "v1.0.1"
+    domain = asked.removesuffix("-solo")
+    solo = asked.endswith("-solo")
+    if domain not in NAMES or (solo and domain not in ALONE):
+        allowed = ", ".join([*NAMES, *(f"{item}-solo" for item in ALONE)])
+        raise ConfigError(f"there is no 'tau2:{name}'; allowed are {allowed}, with @GENERATION behind it")
+    if generation not in files.GENERATIONS:
+        raise ConfigError(
+            f"TAU2 has no generation '{generation}'; allowed are {', '.join(files.GENERATIONS)}"
+        )
+    folder = files.find_folder(data, domain.removesuffix("-workflow"))
+    with reading(folder, ConfigError):
+        return _find(domain, solo, generation, folder, files.find_task_folder(folder, generation, data))
+
+
+@lru_cache(maxsize=32)
+def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: Path) -> Tau2Domain:
+    database, user_database = _read_databases(folder)
+    wording = find_wording(folder, domain)
+    guidelines = {with_tools: _read_guidelines(folder, with_tools) for with_tools in (False, True)}
+    agent_tools = apply(wording, to_raw_tools(type(database)), "agent")
+    user_tools = {} if user_database is None else apply(wording, to_raw_tools(type(user_database)), "user")
+    writes = frozenset(tool.name for tool in (*agent_tools.values(), *user_tools.values()) if tool.writes)
+    policy = files.read_policy(folder, domain, solo)
+    name = f"tau2:{domain}{'-solo' if solo else ''}"
+
+    def user_prompt(task: Task) -> str:
+        has_tools = user_database is not None and task.meta.get("user_tools") != []
+        told = cast("str", guidelines[has_tools])
+        return f"{told.replace('<PERSONA_GUIDELINES>', '')}\n\n<scenario>\n{task.instructions}\n</scenario>"
+
+    def is_over(turns: Sequence[Turn]) -> bool:
+        return (
+            _count_steps(turns) >= MAX_STEPS
+            or _count_errors(turns) >= MAX_ERRORS
+            or (solo and turns[-1].message.role == "assistant")
+        )
+
+    return Tau2Domain(
+        name=name,
+        policy=wording.system.replace("{policy}", policy),
+        database=database,
+        tasks=files.find_tasks(task_folder, name, writes),
+        user_database=user_database,
+        after_call=keep_in_step if user_database is not None and domain.startswith("telecom") else None,
+        greeting=None if solo else GREETING,
+        opens="agent" if solo else "user",
+        reward=grade,
+        oracle=_work_alone if solo else None,
+        user_prompt=user_prompt if guidelines[True] is not None else None,
+        stop_tokens=STOPS,
+        stop_anywhere=True,
+        is_over=is_over,
+        reference=f"{name}@{generation}",
+        notes={
+            "benchmark": "TAU2",
+            "version": find_version(folder),
+            "generation": generation,
+            "wording": wording.source,
+            "judge": "none: statements that only a judge can grade are left out",
+        },
+        agent_tools=agent_tools,
+        user_tools=user_tools,
+        solo=solo,
+        solo_prompt=wording.solo.replace("{policy}", policy),
+    )
+
+
+def _work_alone(task: Task, seed: int) -> ScriptedModel:
+    """Makes the gold calls of both sides and closes the ticket."""
+    calls = [call(item.name, **item.arguments) for item in task.expected.calls]
+    return ScriptedModel([*calls, call("done")])
+
+
+@lru_cache(maxsize=8)
+def _read_databases(folder: Path) -> tuple[Toolkit, Toolkit | None]:
+    """The databases of a domain: several variants of it share them."""
+    with reading(find_file(folder, "db", DATA), ConfigError):
+        data: dict[str, Any] = read_data(folder, "db")
+        match folder.name:
+            case "retail":
+                return RetailTools.load(data), None
+            case "airline":
+                return AirlineTools.load(data), None
+            case "telecom":
+                own = TelecomTools.load(key_lists(data))
+            case _:
+                own = MockTools.load(data)
+    with reading(folder / "user_db", ConfigError):
+        if folder.name == "telecom":
+            around: dict[str, Any] = {"device": {}, "surroundings": {}, **read_data(folder, "user_db")}
+            return own, TelecomUserTools.load(around)
+        return own, MockUserTools.load(_read_inbox(folder))
+
+
+def _read_inbox(folder: Path) -> dict[str, Any]:
+    try:
+        return read_data(folder, "user_db")
+    except Missing:  # copies of the data made elsewhere leave it out
+        return {"notifications": {}}
+
+
+def _read_guidelines(folder: Path, with_tools: bool) -> str | None:
+    stem = "simulation_guidelines_tools" if with_tools else "simulation_guidelines"
+    for place in (folder.parents[1] / "user_simulator", folder.parent / "user_simulator"):
+        try:
+            return read_text(place, stem)
+        except Missing:
+            continue
+    return None
+
+
+def _count_steps(turns: Sequence[Turn]) -> int:
+    """Each message after the first is a step, and so is each round of tool results."""
+    steps = -1
+    before = ""
+    for turn in turns:
+        role = turn.message.role
+        if role != "tool" or before != "tool":
+            steps += 1
+        before = role
+    return steps
+
+
+def _count_errors(turns: Sequence[Turn]) -> int:
+    return sum(turn.failed for turn in turns)

@@ -1,0 +1,573 @@
+"""TAU2 airline: flights, users and reservations, and the fourteen tools over them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from trialogue.benchmarks.arithmetic import ALLOWED
+from trialogue.benchmarks.arithmetic import calculate as work_out
+from trialogue.benchmarks.toolkit import Plain, Toolkit
+from trialogue.world.database import Table
+from trialogue.world.tools import tool
+
+FlightType = Literal["round_trip", "one_way"]
+CabinClass = Literal["business", "economy", "basic_economy"]
+Insurance = Literal["yes", "no"]
+
+NOW = "2024-05-15T15:00:00"
+RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")
+CERTIFICATE_IDS = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
+AIRPORTS = {
+    "SFO": "San Francisco",
+    "JFK": "New York",
+    "LAX": "Los Angeles",
+    "ORD": "Chicago",
+    "DFW": "Dallas",
+    "DEN": "Denver",
+    "SEA": "Seattle",
+    "ATL": "Atlanta",
+    "MIA": "Miami",
+    "BOS": "Boston",
+    "PHX": "Phoenix",
+    "IAH": "Houston",
+    "LAS": "Las Vegas",
+    "MCO": "Orlando",
+    "EWR": "Newark",
+    "CLT": "Charlotte",
+    "MSP": "Minneapolis",
+    "DTW": "Detroit",
+    "PHL": "Philadelphia",
+    "LGA": "LaGuardia",
+}
+
+
+class Name(BaseModel):
+    first_name: str
+    last_name: str
+
+
+class Address(BaseModel):
+    address1: str
+    address2: str | None = None
+    city: str
+    country: str
+    state: str
+    zip: str
+
+
+class Payment(BaseModel):
+    payment_id: str
+    amount: int
+
+
+class CreditCard(BaseModel):
+    source: Literal["credit_card"]
+    id: str
+    brand: str
+    last_four: str
+
+
+class GiftCard(BaseModel):
+    source: Literal["gift_card"]
+    id: str
+    amount: float
+
+
+class Certificate(BaseModel):
+    source: Literal["certificate"]
+    id: str
+    amount: float
+
+
+class Passenger(BaseModel):
+    first_name: str
+    last_name: str
+    dob: str
+
+
+class Available(BaseModel):
+    status: Literal["available"]
+    available_seats: dict[CabinClass, int]
+    prices: dict[CabinClass, int]
+
+
+class Landed(BaseModel):
+    status: Literal["landed"]
+    actual_departure_time_est: str
+    actual_arrival_time_est: str
+
+
+class Cancelled(BaseModel):
+    status: Literal["cancelled"]
+
+
+class Expected(BaseModel):
+    status: Literal["delayed", "on time"]
+    estimated_departure_time_est: str
+    estimated_arrival_time_est: str
+
+
+class Flying(BaseModel):
+    status: Literal["flying"]
+    actual_departure_time_est: str
+    estimated_arrival_time_est: str
+
+
+class Flight(BaseModel):
+    flight_number: str
+    origin: str
+    destination: str
+    scheduled_departure_time_est: str
+    scheduled_arrival_time_est: str
+    dates: dict[str, Available | Landed | Cancelled | Expected | Flying]
+
+
+class ReservationFlight(BaseModel):
+    flight_number: str
+    origin: str
+    destination: str
+    date: str
+    price: int
+
+
+class FlightInfo(BaseModel):
+    flight_number: str
+    date: str
+
+
+class User(BaseModel):
+    user_id: str
+    name: Name
+    address: Address
+    email: str
+    dob: str
+    payment_methods: dict[str, CreditCard | GiftCard | Certificate]
+    saved_passengers: list[Passenger]
+    membership: Literal["gold", "silver", "regular"]
+    reservations: list[str]
+
+
+class Reservation(BaseModel):
+    reservation_id: str
+    user_id: str
+    origin: str
+    destination: str
+    flight_type: FlightType
+    cabin: CabinClass
+    flights: list[ReservationFlight]
+    passengers: list[Passenger]
+    payment_history: list[Payment]
+    created_at: str
+    total_baggages: int
+    nonfree_baggages: int
+    insurance: Insurance
+    status: Literal["cancelled"] | None = None
+
+
+def _read_all(kind: Any, values: Any) -> Any:
+    """Make records of a list of dictionaries; anything else is left as it came."""
+    return [kind(**value) for value in values] if all(isinstance(value, dict) for value in values) else values
+
+
+def _to_plain(values: Any) -> list[Any]:
+    return [value.model_dump() if isinstance(value, BaseModel) else value for value in values]
+
+
+class AirlineTools(Toolkit):
+    flights: Table[Plain]
+    users: Table[Plain]
+    reservations: Table[Plain]
+
+    shapes = {"flights": Flight, "users": User, "reservations": Reservation}
+
+    # -- looking records up ------------------------------------------------------------------------------
+
+    def _user(self, user_id: str) -> Plain:
+        user = self.look("users", user_id)
+        if user is None:
+            raise ValueError(f"User {user_id} not found")
+        return user
+
+    def _reservation(self, reservation_id: str) -> Plain:
+        reservation = self.look("reservations", reservation_id)
+        if reservation is None:
+            raise ValueError(f"Reservation {reservation_id} not found")
+        return reservation
+
+    def _flight(self, flight_number: str) -> Plain:
+        flight = self.look("flights", flight_number)
+        if flight is None:
+            raise ValueError(f"Flight {flight_number} not found")
+        return flight
+
+    def _flight_on(self, flight_number: str, date: str) -> Plain:
+        dates = self._flight(flight_number)["dates"]
+        if date not in dates:
+            raise ValueError(f"Flight {flight_number} not found on date {date}")
+        return dates[date]
+
+    def _bookable(self, flight_number: str, date: str, cabin: str, seats: int) -> Plain:
+        """A flight on a date with that many free seats."""
+        on_date = self._flight_on(flight_number, date)
+        if on_date["status"] != "available":
+            raise ValueError(f"Flight {flight_number} not available on date {date}")
+        if on_date["available_seats"][cabin] < seats:
+            raise ValueError(f"Not enough seats on flight {flight_number}")
+        return on_date
+
+    def _take_seats(self, flight_number: str, date: str, cabin: str, seats: int) -> None:
+        """Only the date is copied: a flight has a month of them."""
+        flight = self._flight(flight_number)
+        on_date = flight["dates"][date]
+        free = {**on_date["available_seats"], cabin: on_date["available_seats"][cabin] - seats}
+        dates = {**flight["dates"], date: {**on_date, "available_seats": free}}
+        self.lay("flights", flight_number, {**flight, "dates": dates})
+
+    def _search(
+        self, date: str, origin: str | None, destination: str | None, leave_after: str | None = None
+    ) -> list[Plain]:
+        found: list[Plain] = []
+        for number in self.flights if origin is None else self.keys_where("flights", "origin", origin):
+            flight = self.look("flights", number)
+            if destination is not None and flight["destination"] != destination:
+                continue
+            on_date = flight["dates"].get(date)
+            if on_date is None or on_date["status"] != "available":
+                continue
+            if leave_after is not None and flight["scheduled_departure_time_est"] < leave_after:
+                continue
+            found.append(
+                {
+                    "flight_number": flight["flight_number"],
+                    "origin": flight["origin"],
+                    "destination": flight["destination"],
+                    "status": "available",
+                    "scheduled_departure_time_est": flight["scheduled_departure_time_est"],
+                    "scheduled_arrival_time_est": flight["scheduled_arrival_time_est"],
+                    "date": None,
+                    "available_seats": on_date["available_seats"],
+                    "prices": on_date["prices"],
+                }
+            )
+        return found
+
+    def _pay_for_update(self, user_id: str, payment_id: str, price: int) -> Plain | None:
+        methods = self._user(user_id)["payment_methods"]
+        if payment_id not in methods:
+            raise ValueError("Payment method not found")
+        method = methods[payment_id]
+        if method["source"] == "certificate":
+            raise ValueError("Certificate cannot be used to update reservation")
+        if method["source"] == "gift_card":
+            if method["amount"] < price:
+                raise ValueError("Gift card balance is not enough")
+            self.touch("users", user_id)["payment_methods"][payment_id]["amount"] -= price
+        return Payment(payment_id=payment_id, amount=price).model_dump() if price != 0 else None
+
+    # -- the tools, in the order they are offered --------------------------------------------------------
+
+    @tool(writes=True)
+    def book_reservation(
+        self,
+        user_id: str,
+        origin: str,
+        destination: str,
+        flight_type: FlightType,
+        cabin: CabinClass,
+        flights: list[FlightInfo | dict[str, Any]],
+        passengers: list[Passenger | dict[str, Any]],
+        payment_methods: list[Payment | dict[str, Any]],
+        total_baggages: int,
+        nonfree_baggages: int,
+        insurance: Insurance,
+    ) -> Plain:
+        """Book a reservation.
+
+        Args:
+            user_id: Id of the user.
+            origin: Airport code where the trip begins.
+            destination: Airport code where it ends.
+            flight_type: One way or round trip.
+            cabin: Cabin class of all flights.
+            flights: Number and date of each flight.
+            passengers: First name, last name and date of birth of each passenger.
+            payment_methods: Which payment method pays how much.
+            total_baggages: Number of bags.
+            nonfree_baggages: How many of them are to be paid.
+            insurance: Whether to insure the trip.
+        """
+        wanted: Any = _read_all(FlightInfo, flights)
+        travellers: Any = _read_all(Passenger, passengers)
+        payments: Any = _read_all(Payment, payment_methods)
+        user = self._user(user_id)
+        reservation_id = next((name for name in RESERVATION_IDS if name not in self.reservations), None)
+        if reservation_id is None:
+            raise ValueError("Too many reservations")
+        reservation = Reservation(
+            reservation_id=reservation_id,
+            user_id=user_id,
+            origin=origin,
+            destination=destination,
+            flight_type=flight_type,
+            cabin=cabin,
+            flights=[],
+            passengers=travellers,
+            payment_history=payments,
+            created_at=NOW,
+            total_baggages=total_baggages,
+            nonfree_baggages=nonfree_baggages,
+            insurance=insurance,
+        )
+        seats = len(travellers)
+        price = 0
+        for flight in wanted:
+            on_date = self._bookable(flight.flight_number, flight.date, cabin, seats)
+            base = self._flight(flight.flight_number)
+            reservation.flights.append(
+                ReservationFlight(
+                    flight_number=flight.flight_number,
+                    origin=base["origin"],
+                    destination=base["destination"],
+                    date=flight.date,
+                    price=on_date["prices"][cabin],
+                )
+            )
+            price += on_date["prices"][cabin] * seats
+        if insurance == "yes":
+            price += 30 * seats
+        price += 50 * nonfree_baggages
+        for payment in payments:
+            if payment.payment_id not in user["payment_methods"]:
+                raise ValueError(f"Payment method {payment.payment_id} not found")
+            method = user["payment_methods"][payment.payment_id]
+            if method["source"] in ("gift_card", "certificate") and method["amount"] < payment.amount:
+                raise ValueError(f"Not enough balance in payment method {payment.payment_id}")
+        paid = sum(payment.amount for payment in payments)
+        if paid != price:
+            raise ValueError(f"Payment amount does not add up, total price is {price}, but paid {paid}")
+
+        user = self.touch("users", user_id)
+        for payment in payments:
+            method = user["payment_methods"][payment.payment_id]
+            if method["source"] == "gift_card":
+                method["amount"] -= payment.amount
+            elif method["source"] == "certificate":
+                user["payment_methods"].pop(payment.payment_id)
+        for flight in wanted:
+            self._take_seats(flight.flight_number, flight.date, cabin, seats)
+        record = reservation.model_dump()
+        self.lay("reservations", reservation_id, record)
+        user["reservations"].append(reservation_id)
+        return record
+
+    @tool
+    def calculate(self, expression: str) -> str:
+        """Work out an arithmetic expression.
+
+        Args:
+            expression: Numbers, + - * / and parentheses.
+        """
+        if not all(char in ALLOWED for char in expression):
+            raise ValueError("Invalid characters in expression")
+        return work_out(expression)
+
+    @tool(writes=True)
+    def cancel_reservation(self, reservation_id: str) -> Plain:
+        """Cancel a whole reservation and refund its payments.
+
+        Args:
+            reservation_id: Id of the reservation.
+        """
+        self._reservation(reservation_id)
+        reservation = self.touch("reservations", reservation_id)
+        history = reservation["payment_history"]
+        history += [{"payment_id": item["payment_id"], "amount": -item["amount"]} for item in history]
+        reservation["status"] = "cancelled"
+        return reservation
+
+    @tool
+    def get_reservation_details(self, reservation_id: str) -> Plain:
+        """Look a reservation up.
+
+        Args:
+            reservation_id: Id of the reservation.
+        """
+        return self._reservation(reservation_id)
+
+    @tool
+    def get_user_details(self, user_id: str) -> Plain:
+        """Look a user and the ids of their reservations up.
+
+        Args:
+            user_id: Id of the user.
+        """
+        return self._user(user_id)
+
+    @tool
+    def list_all_airports(self) -> list[Plain]:
+        """List all airports and their cities."""
+        return [{"iata": code, "city": city} for code, city in AIRPORTS.items()]
+
+    @tool
+    def search_direct_flight(self, origin: str, destination: str, date: str) -> list[Plain]:
+        """Find direct flights on a date.
+
+        Args:
+            origin: Airport code to leave from.
+            destination: Airport code to arrive at.
+            date: Date as YYYY-MM-DD.
+        """
+        return self._search(date, origin, destination)
+
+    @tool
+    def search_onestop_flight(self, origin: str, destination: str, date: str) -> list[list[Plain]]:
+        """Find pairs of flights with one stop on a date.
+
+        Args:
+            origin: Airport code to leave from.
+            destination: Airport code to arrive at.
+            date: Date as YYYY-MM-DD.
+        """
+        found: list[list[Plain]] = []
+        for first in self._search(date, origin, None):
+            first["date"] = date
+            arrival = first["scheduled_arrival_time_est"]
+            next_date = f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
+            for second in self._search(next_date, first["destination"], destination, arrival):
+                second["date"] = next_date
+                found.append([first, second])
+        return found
+
+    @tool(writes=True)
+    def send_certificate(self, user_id: str, amount: int) -> str:
+        """Give a user a certificate.
+
+        Args:
+            user_id: Id of the user.
+            amount: What it is worth.
+        """
+        methods = self._user(user_id)["payment_methods"]
+        payment_id = next((name for name in CERTIFICATE_IDS if name not in methods), None)
+        if payment_id is None:
+            raise ValueError("Too many certificates")
+        certificate = Certificate(id=payment_id, amount=amount, source="certificate")
+        self.touch("users", user_id)["payment_methods"][payment_id] = certificate.model_dump()
+        return f"Certificate {payment_id} added to user {user_id} with amount {amount}."
+
+    @tool
+    def transfer_to_human_agents(self, summary: str) -> str:
+        """Hand the user over to a human agent.
+
+        Args:
+            summary: What the user wants and what was done so far.
+        """
+        return "Transfer successful"
+
+    @tool(writes=True)
+    def update_reservation_baggages(
+        self, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
+    ) -> Plain:
+        """Change the number of bags of a reservation.
+
+        Args:
+            reservation_id: Id of the reservation.
+            total_baggages: Number of bags from now on.
+            nonfree_baggages: How many of them are to be paid.
+            payment_id: What pays for additional bags.
+        """
+        reservation = self._reservation(reservation_id)
+        self._user(reservation["user_id"])
+        price = 50 * max(0, nonfree_baggages - reservation["nonfree_baggages"])
+        payment = self._pay_for_update(reservation["user_id"], payment_id, price)
+        reservation = self.touch("reservations", reservation_id)
+        if payment is not None:
+            reservation["payment_history"].append(payment)
+        reservation["total_baggages"] = total_baggages
+        reservation["nonfree_baggages"] = nonfree_baggages
+        return reservation
+
+    @tool(writes=True)
+    def update_reservation_flights(
+        self,
+        reservation_id: str,
+        cabin: CabinClass,
+        flights: list[FlightInfo | dict[str, Any]],
+        payment_id: str,
+    ) -> Plain:
+        """Change the flights or the cabin of a reservation.
+
+        Args:
+            reservation_id: Id of the reservation.
+            cabin: Cabin class of all flights.
+            flights: Number and date of every flight of the new reservation, unchanged ones included.
+            payment_id: What pays, or receives, the difference in price.
+        """
+        wanted: Any = _read_all(FlightInfo, flights)
+        reservation = self._reservation(reservation_id)
+        self._user(reservation["user_id"])
+        seats = len(reservation["passengers"])
+        booked: list[Plain] = []
+        for flight in wanted:
+            kept = next(
+                (
+                    held
+                    for held in reservation["flights"]
+                    if held["flight_number"] == flight.flight_number
+                    and held["date"] == flight.date
+                    and cabin == reservation["cabin"]
+                ),
+                None,
+            )
+            if kept is not None:
+                booked.append(dict(kept))
+                continue
+            base = self._flight(flight.flight_number)
+            on_date = self._bookable(flight.flight_number, flight.date, cabin, seats)
+            booked.append(
+                {
+                    "flight_number": flight.flight_number,
+                    "origin": base["origin"],
+                    "destination": base["destination"],
+                    "date": flight.date,
+                    "price": on_date["prices"][cabin],
+                }
+            )
+        before = sum(held["price"] for held in reservation["flights"])
+        price = (sum(item["price"] for item in booked) - before) * seats
+        payment = self._pay_for_update(reservation["user_id"], payment_id, price)
+        reservation = self.touch("reservations", reservation_id)
+        if payment is not None:
+            reservation["payment_history"].append(payment)
+        reservation["flights"] = booked
+        reservation["cabin"] = cabin
+        return reservation
+
+    @tool(writes=True)
+    def update_reservation_passengers(
+        self, reservation_id: str, passengers: list[Passenger | dict[str, Any]]
+    ) -> Plain:
+        """Change the passengers of a reservation, not their number.
+
+        Args:
+            reservation_id: Id of the reservation.
+            passengers: First name, last name and date of birth of each passenger.
+        """
+        travellers: Any = _read_all(Passenger, passengers)
+        reservation = self._reservation(reservation_id)
+        if len(travellers) != len(reservation["passengers"]):
+            raise ValueError("Number of passengers does not match")
+        reservation = self.touch("reservations", reservation_id)
+        reservation["passengers"] = _to_plain(travellers)
+        return reservation
+
+    @tool
+    def get_flight_status(self, flight_number: str, date: str) -> str:
+        """Look up how a flight is doing on a date.
+
+        Args:
+            flight_number: Number of the flight.
+            date: Date as YYYY-MM-DD.
+        """
+        return self._flight_on(flight_number, date)["status"]

@@ -1,0 +1,171 @@
+"""The verbs around a corpus of conversations: draft a scenario, synthesise, review."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trialogue.cli.options import DATA, JSON, SETTINGS, TRUST, Whole, to_config, to_resume
+from trialogue.output import echo, echo_json
+
+
+@click.command("draft")
+@click.argument("folder")
+@SETTINGS
+@click.option("--brief", help="A file that says what a new scenario is about.")
+@click.option("--model", "drafter", help="Who drafts: openai:NAME.")
+@click.option("--tasks", "wanted", type=Whole(0), help="Tasks to draft, besides those there are.")
+@JSON
+def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Draft a scenario into FOLDER with a language model; or further tasks, where it is there already.
+
+    \b
+    trialogue draft library --brief brief.md --model openai:gpt-4.1 --tasks 20
+    trialogue draft my_mcp_server --model openai:gpt-4.1 --tasks 50
+    """
+    import asyncio
+    import json
+
+    from trialogue.config import DraftConfig, load_config
+    from trialogue.corpus.draft import draft
+    from trialogue.errors import ConfigError
+    from trialogue.talk.model import close_source
+    from trialogue.talk.openai import OpenAIModel
+
+    keys = {"brief": "brief", "drafter": "drafter.model", "wanted": "tasks"}
+    overrides = [f"{keys[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    config = load_config(DraftConfig, None, [f"folder={json.dumps(folder)}", *overrides, *settings])
+    kind, _, name = config.drafter.model.partition(":")
+    if kind != "openai" or not name:
+        raise ConfigError("a scenario is drafted by a language model: --model openai:NAME")
+
+    async def work() -> dict[str, Any]:
+        model = OpenAIModel(name, "user", config.drafter, config.reply_tokens, config.seed)
+        try:
+            return await draft(config, model, lambda text: echo(text, err=True))
+        finally:
+            await close_source(model)
+
+    result = asyncio.run(work())
+    if as_json:
+        echo_json(result)
+        return
+    echo(f"{result['folder']}: {result['tools']} tools, {result['tasks']} tasks; read and correct it, then")
+    echo(f"  trialogue check {folder}")
+
+
+@click.command("synthesize")
+@click.argument("domain", required=False)
+@SETTINGS
+@click.option("--agent", help="The teacher: oracle, openai:NAME, a checkpoint, …")
+@click.option("--user", help="Who plays the user: agenda, openai:NAME, …")
+@click.option("--judge", help="Who scores what was verified: openai:NAME; nobody by default.")
+@click.option("--count", type=Whole(1), help="Distinct, verified conversations to end up with.")
+@click.option("--split", help="Which split of the tasks.")
+@click.option("--seed", type=int, help="Seed of every random choice.")
+@DATA
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings.")
+@click.option("--resume", metavar="RUN", help="Go on with a run directory, with its own settings.")
+@TRUST
+@JSON
+def synthesize_verb(
+    domain: str | None,
+    settings: tuple[str, ...],
+    file: str | None,
+    resume: str | None,
+    trust: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Make a corpus to imitate: a teacher's conversations in a DOMAIN, verified, without doubles.
+
+    \b
+    trialogue synthesize shop --count 5000
+    trialogue synthesize shop --agent openai:gpt-4.1 --user openai:gpt-4.1 --judge openai:o3
+    """
+    import asyncio
+
+    from trialogue.config import SynthesizeConfig
+    from trialogue.corpus.synthesize import synthesize
+    from trialogue.errors import BudgetError
+    from trialogue.view.report import write_report
+    from trialogue.view.terminal import show_corpus, show_progress
+
+    config = to_config(SynthesizeConfig, domain, settings, file, given, resume, trust=trust)
+    run: list[Path] = []
+    try:
+        with show_progress(quiet=as_json):
+            resumed = Path(resume) if resume else None
+            result = asyncio.run(synthesize(config, resume=resumed, started=run.append))
+    except BudgetError as error:
+        echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
+        echo(f"  {to_resume('synthesize', run[0], config)} budget.usd=… or budget.tokens=…", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        if not run:
+            raise
+        echo(f"stopped; go on with: {to_resume('synthesize', run[0], config)}", err=True)
+        sys.exit(130)
+    write_report(Path(result["run"]))
+    if as_json:
+        echo_json(result)
+    else:
+        show_corpus(result)
+    if result["accepted"] < result["wanted"]:
+        echo(f"only {result['accepted']} of {result['wanted']} conversations were accepted", err=True)
+        sys.exit(1)
+
+
+@click.command("review")
+@click.argument("path", type=click.Path(exists=True))
+@click.option("--rejected", is_flag=True, help="Those that were rejected, to take some of them in after all.")
+@click.option("--by", help="Who decides; your name on this machine otherwise.")
+@TRUST
+@JSON
+def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json: bool) -> None:
+    """Decide about conversations yourself: accept, reject, annotate. PATH is a synthesis run or a JSONL file.
+
+    A person has the last word. The corpus of a run is written anew when you stop.
+    """
+    import getpass
+
+    from trialogue.corpus.review import Verdicts, review, write_reviewed
+    from trialogue.corpus.synthesize import decide_again, read_decided
+    from trialogue.digests import refuse_injured
+    from trialogue.run import read_trajectories
+    from trialogue.screen import Screen
+    from trialogue.talk.human import ask_aside
+    from trialogue.view.terminal import show_conversation, show_corpus
+
+    place = Path(path)
+    is_run = place.is_dir()
+    if is_run:  # what is refused is refused before a person has decided anything
+        refuse_injured(place)
+        read_decided(place, trust=trust)
+    file = place / ("rejected.jsonl" if rejected else "accepted.jsonl") if is_run else place
+    items = list(read_trajectories(file))
+    console = Screen(stderr=as_json)
+    decided = review(
+        items,
+        Verdicts(place),
+        lambda item, where: show_conversation(item, where, console),
+        ask_aside if as_json else input,
+        by or getpass.getuser(),
+    )
+    if not is_run:
+        result = write_reviewed(place, items)
+        line = f"{decided} decided; accepted {result['accepted']}, rejected {result['rejected']}"
+        echo_json({"decided": decided, **result}) if as_json else echo(line)
+        return
+    from trialogue.view.report import write_report
+
+    result = decide_again(place, trust=trust)
+    write_report(place)
+    if as_json:
+        echo_json({"decided": decided, **result})
+    else:
+        echo(f"{decided} decided")
+        show_corpus(result)

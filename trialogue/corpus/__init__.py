@@ -1,0 +1,1 @@
+"""What is imitated: scenarios are drafted, conversations synthesized, verified and reviewed."""

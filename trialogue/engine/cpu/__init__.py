@@ -1,0 +1,1 @@
+"""The compiled fast path of the embedded engine on a CPU."""

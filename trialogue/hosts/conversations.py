@@ -1,0 +1,102 @@
+"""Conversations for a loop that is not ours: one domain, one user, one reward, held until one is graded."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trialogue.config import LossSettings, TrainConfig
+from trialogue.errors import ConfigError
+from trialogue.lines import append_records
+from trialogue.score.metrics import SUCCESS, called
+from trialogue.score.parties import Cast, set_up
+from trialogue.score.reward import grade
+from trialogue.talk.model import ModelSource
+from trialogue.talk.rollout import attempt
+from trialogue.task import Task
+from trialogue.trajectory import Trajectory
+from trialogue.world.domain import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the conversations of one process share."""
+
+    config: TrainConfig
+    domain: Domain
+    cast: Cast
+    folder: str
+    """Where the configuration came from and records go."""
+
+    @classmethod
+    def open(cls, config: TrainConfig, folder: str) -> Holding:
+        return cls(config, *set_up(config), folder)
+
+    async def hold(self, task: Task, trial: int, step: int, agent: ModelSource) -> list[Trajectory]:
+        """Hold a conversation, anew where it fails. The last counts; those before it are for the record."""
+        held: list[Trajectory] = []
+        for draw in range(self.config.rollout.redraws + 1):
+            trajectory = await attempt(
+                self.domain,
+                task,
+                trial,
+                draw,
+                agent,
+                self.cast.user,
+                limits=self.config.limits,
+                seed=self.config.seed,
+                grade=grade,
+                audit=self.cast.audit,
+                exclude=self.cast.exclude,
+                name=f"{step}/",
+            )
+            held.append(trajectory)
+            if not is_left_out(trajectory):
+                break
+        return held
+
+    def record(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """Keep the conversations as our own loop does, in a file of this process alone."""
+        own = f"step-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
+        target = Path(self.folder) / "trajectories" / own
+        target.parent.mkdir(parents=True, exist_ok=True)
+        append_records(target, [trajectory.to_json() for trajectory in trajectories])
+
+
+def refuse_rows(loss: LossSettings, renderer: str) -> None:
+    """Raise where verl would count a conversation of several rows once for each row."""
+    counted = [f"loss.name={loss.name}"] if loss.name in ("gspo", "rloo") else []
+    counted += [f"loss.reduction={loss.reduction}"] if loss.reduction != "token" else []
+    if counted:
+        raise ConfigError(
+            f"renderer '{renderer}' rewrites earlier turns, so a conversation is several rows, and verl "
+            f"counts each of them as a conversation with {' and '.join(counted)}; set loss.reduction=token "
+            "and a loss.name other than gspo and rloo, or take a renderer that keeps history (without -exact)"
+        )
+
+
+def is_left_out(trajectory: Trajectory) -> bool:
+    """Whether a conversation failed, or its user did not play by the rules: nothing is learned from it."""
+    return trajectory.end == "error" or trajectory.excluded
+
+
+def to_figures(trajectory: Trajectory) -> dict[str, float]:
+    """What a conversation tells about itself in numbers, always the same names."""
+    turns = trajectory.turns
+    failed = is_left_out(trajectory)
+    return {
+        "success": float(not failed and trajectory.value >= SUCCESS),
+        "failed": float(failed),
+        "turns": float(len(turns)),
+        "user_turns": float(sum(turn.side == "user" and turn.message.role == "user" for turn in turns)),
+        "tool_calls": float(len(called(trajectory))),
+        "tool_errors": float(sum(turn.failed for turn in turns)),
+        "response_tokens": float(
+            sum(len(turn.tokens.reply) for turn in turns if turn.side == "agent" and turn.tokens is not None)
+        ),
+        "cut_off": float(trajectory.end == "too_long"),
+        "out_of_turns": float(trajectory.end == "max_turns"),
+    }

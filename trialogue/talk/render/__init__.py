@@ -1,0 +1,1 @@
+"""Messages to token ids and back: one file for each format."""

@@ -1,0 +1,84 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""A model's folder also says how it speaks: the tokenizer, and the renderer's name in `renderer.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trialogue.config import Limits, Speaker
+from trialogue.engine.model_folder import check_counts, read_object
+from trialogue.errors import ConfigError
+from trialogue.reading import explain
+from trialogue.talk.local import LocalSource, Sampling
+from trialogue.talk.render.api import Renderer, find_renderer
+from trialogue.talk.render.tiny import BriefRenderer
+from trialogue.talk.render.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from trialogue.talk.model import ModelSource
+
+
+TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
+    """The tokenizer and renderer of a model's folder; `name` overrides what the folder says."""
+    from transformers import AutoTokenizer
+
+    for text in TEXTS:
+        if (file := Path(folder) / text).is_file():
+            read_object(file, ConfigError)
+    if (file := Path(folder) / "config.json").is_file():
+        check_counts(file)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # none there, a hub out of reach, or files that hold something else
+        raise ConfigError(
+            f"cannot load the model '{folder}': {explain(error)}; config.json, tokenizer.json and "
+            "tokenizer_config.json must be as save_pretrained wrote them"
+        ) from error
+    return tokenizer, make_renderer(tokenizer, folder, name)
+
+
+def make_renderer(tokenizer: Any, folder: str, name: str | None = None) -> Renderer:
+    """The renderer of a model's folder over a tokenizer at hand."""
+    note = Path(folder) / "renderer.json"
+    if name is None and note.is_file():
+        name = read_object(note, ConfigError).get("renderer")
+        if not isinstance(name, str):
+            raise ConfigError(f"{note}: renderer must be a name; delete the file to choose by the tokenizer")
+    if name == "brief":
+        return BriefRenderer(Vocabulary(tokenizer))
+    return find_renderer(tokenizer, name)
+
+
+def count_ids(tokenizer: Any) -> int:
+    """How many ids the tokenizer has: a model's matrices may be padded beyond them."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def save_renderer(folder: Path, tokenizer: Any, renderer: Renderer) -> None:
+    """Put tokenizer and renderer beside the weights."""
+    tokenizer.save_pretrained(folder)
+    (folder / "renderer.json").write_text(json.dumps({"renderer": renderer.name}) + "\n", encoding="utf-8")
+
+
+def load_local(path: str, speaker: Speaker, limits: Limits, seed: int) -> ModelSource:
+    """A checkpoint that speaks in this process. Greedy unless the speaker has a temperature."""
+    from trialogue.engine.api import EngineSettings
+    from trialogue.engine.models import find_folder
+    from trialogue.engine.torch_engine import TorchEngine
+
+    folder = find_folder(path)
+    tokenizer, renderer = load_renderer(folder)
+    settings = EngineSettings(seed=seed, vocabulary=count_ids(tokenizer))
+    engine = TorchEngine.load(folder, settings)
+    sampling = Sampling(
+        temperature=speaker.temperature or 0.0,
+        top_p=speaker.top_p or 1.0,
+        reply_tokens=limits.reply_tokens,
+        context_tokens=min(limits.context_tokens, engine.capabilities.max_length),
+    )
+    return LocalSource(engine, renderer, sampling, name=path)

@@ -1,0 +1,346 @@
+"""Formats of conversation written out by hand: where a turn begins, how a call looks, what ends it.
+
+`TurnRenderer` is what they share: prompts that only grow. A format says how the opening, the messages of the
+others and its own replies become pieces (see `talk.render.vocabulary`), and how pieces become a reply again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from trialogue.messages import Message, ToolCall
+from trialogue.talk.render.parse import Marks, cut, read_compact, read_hermes, read_llama, to_calls
+from trialogue.talk.render.vocabulary import Pieces, Vocabulary
+from trialogue.trajectory import Reply
+from trialogue.world.tools import Tool
+
+
+class TurnRenderer(ABC):
+    """Lays turns end to end. A reply is always encoded apart from the prompt before it, as if sampled."""
+
+    name: str
+    end: int
+    """The control token that ends a reply."""
+    ends: tuple[int, ...]
+    """It, and others that a model may end a reply with just as well."""
+    stop_tokens: tuple[int, ...]
+    prompt: Pieces
+    """Opens a reply."""
+    after: Pieces
+    """What the format puts behind the end of a reply."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    @abstractmethod
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        """What a conversation begins with."""
+
+    @abstractmethod
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        """Messages of others, none of them an assistant's."""
+
+    @abstractmethod
+    def say(self, message: Message) -> Pieces:
+        """An own message, without its end."""
+
+    @abstractmethod
+    def read(self, pieces: Pieces) -> Reply:
+        """An own message again, its end taken off."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        system = messages[0].content if messages and messages[0].role == "system" else None
+        ids = self.vocabulary.encode(self.open(system, tools))
+        return ids + self._lay(messages if system is None else messages[1:])
+
+    def extend(
+        self, ids: Sequence[int], reply: Sequence[int], messages: Sequence[Message]
+    ) -> list[int] | None:
+        closed = bool(reply) and reply[-1] in self.ends
+        closing: Pieces = [*self.after] if closed else [self.end, *self.after]
+        return self.vocabulary.encode(closing) + self._lay(messages)
+
+    def write(self, message: Message) -> list[int]:
+        return self.vocabulary.encode([*self.say(message), self.end])
+
+    def parse(self, reply: Sequence[int]) -> Reply:
+        stopped = bool(reply) and reply[-1] in self.stop_tokens
+        return self.read(self.vocabulary.split(reply[:-1] if stopped else reply))
+
+    def _lay(self, messages: Sequence[Message]) -> list[int]:
+        ids: list[int] = []
+        opening = self.vocabulary.encode(self.prompt)
+        for own, group in groupby(messages, key=lambda message: message.role == "assistant"):
+            if not own:
+                ids += self.vocabulary.encode(self.observe(list(group)))
+                continue
+            for message in group:
+                ids += opening + self.write(message) + self.vocabulary.encode(self.after)
+        return ids + opening
+
+
+COMPACT_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>")
+"""Control tokens that a tokenizer for the compact format needs, each one id."""
+
+
+class CompactRenderer(TurnRenderer):
+    """As few tokens as possible, for tiny models that learn the format from nothing.
+
+    `<|system|>policy⏎cancel_order(order_id,reason?)<|user|>Hi<|assistant|><|call|>cancel_order{"order_id":"W1"}
+    <|end|><|tool|>cancelled<|assistant|>Done.<|end|>`: one id per role, one line per tool, the next role ends
+    what was observed. Reasoning is not written.
+    """
+
+    name = "compact"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        _, self.end, self._system, self._user, self._assistant, self._tool, self._call = map(
+            vocabulary.get, COMPACT_TOKENS
+        )
+        self.ends, self.prompt, self.after = (self.end,), [self._assistant], []
+        # A model that opens somebody else's turn has finished its own.
+        self.stop_tokens = (self.end, self._system, self._user, self._assistant, self._tool)
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        lines = [system] if system else []
+        lines += [to_signature(tool) for tool in tools]
+        return [self._system, "\n".join(lines)] if lines else []
+
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        roles = {"user": self._user, "tool": self._tool, "system": self._system}
+        return [piece for message in messages for piece in (roles[message.role], message.content)]
+
+    def say(self, message: Message) -> Pieces:
+        pieces: Pieces = [message.content]
+        for call in message.tool_calls:
+            pieces += [self._call, to_compact(call)]
+        return pieces
+
+    def read(self, pieces: Pieces) -> Reply:
+        content, rest = cut(pieces, self._call)
+        calls: list[Pieces] = []
+        while rest is not None:
+            call, rest = cut(rest, self._call)
+            calls.append(call)
+        found = [read_compact(self.vocabulary.to_text(call)) for call in calls]
+        return Reply(self.vocabulary.to_text(content), to_calls(found))
+
+
+def to_signature(tool: Tool) -> str:
+    """A tool on one line: `cancel_order(order_id,reason?)`, a question mark where it may be left out."""
+    required = set(tool.parameters.get("required", ()))
+    names = tool.parameters.get("properties", {})
+    return f"{tool.name}({','.join(name if name in required else f'{name}?' for name in names)})"
+
+
+def to_compact(call: ToolCall) -> str:
+    """`cancel_order{"order_id":"W1"}`"""
+    if isinstance(call.arguments, str):
+        return f"{call.name}{'' if call.arguments.startswith('{') else ' '}{call.arguments}"
+    return call.name + json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_HERMES_TOOLS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_HERMES_CALLS = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+class HermesRenderer(TurnRenderer):
+    """ChatML turns with Hermes tool calls: Qwen3, Qwen2.5, SmolLM2 and many more.
+
+    Earlier reasoning stays where it was sampled. `thinking=False` opens each reply with the closed, empty
+    block that Qwen3 was taught to answer directly behind. Where `<tool_call>` and its like are control tokens
+    they are written as such; elsewhere they are text, and only turns are safe from forgery.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, thinking: bool = True) -> None:
+        super().__init__(vocabulary)
+        self.name = "hermes" if thinking else "qwen3-nothink"
+        self._start = vocabulary.get("<|im_start|>")
+        self.end = vocabulary.get("<|im_end|>")
+        self._marks = Marks.of(vocabulary)
+        more = [found for name in ("<|endoftext|>",) if (found := vocabulary.find(name)) is not None]
+        self.ends, self.stop_tokens = (self.end,), (self.end, self._start, *more)
+        self._bare_prompt: Pieces = [self._start, "assistant\n"]
+        empty: Pieces = [self._marks.think, "\n\n", self._marks.end_think, "\n\n"]
+        self.prompt = self._bare_prompt if thinking else [*self._bare_prompt, *empty]
+        self.after = ["\n"]
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        pieces: Pieces = [] if system is None else [system]
+        if tools:
+            pieces += ["\n\n"] if pieces else []
+            schemas = "".join("\n" + to_json(tool.schema) for tool in tools)
+            pieces += [_HERMES_TOOLS, schemas, *self._mark(_HERMES_CALLS)]
+        return [self._start, "system\n", *pieces, self.end, "\n"] if pieces else []
+
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        pieces: Pieces = []
+        for role, group in groupby(messages, key=lambda message: message.role):
+            if role == "tool":
+                pieces += [self._start, "user"]
+                for message in group:
+                    pieces += ["\n", *self._mark("<tool_response>"), "\n", message.content, "\n"]
+                    pieces += self._mark("</tool_response>")
+                pieces += [self.end, "\n"]
+                continue
+            for message in group:
+                pieces += [self._start, f"{role}\n", message.content, self.end, "\n"]
+        return pieces
+
+    def say(self, message: Message) -> Pieces:
+        pieces: Pieces = []
+        content = message.content
+        if message.reasoning:
+            pieces += [self._marks.think, "\n", message.reasoning.strip("\n"), "\n", self._marks.end_think]
+            pieces += ["\n\n"]
+            content = content.lstrip("\n")
+        pieces += [content]
+        for number, call in enumerate(message.tool_calls):
+            arguments = call.arguments if isinstance(call.arguments, str) else to_json(call.arguments)
+            pieces += ["\n"] if message.content or number else []
+            pieces += [self._marks.call, f'\n{{"name": {to_json(call.name)}, "arguments": {arguments}}}\n']
+            pieces += [self._marks.end_call]
+        return pieces
+
+    def read(self, pieces: Pieces) -> Reply:
+        return read_hermes(pieces, self._marks, self.vocabulary)
+
+    def _mark(self, text: str) -> Pieces:
+        """Text of the format itself, in which tags are control tokens where there are such."""
+        parts = re.split(r"(</?tool_(?:call|response)>)", text)
+        return [part if (found := self.vocabulary.find(part)) is None else found for part in parts if part]
+
+
+class Qwen3Renderer(HermesRenderer):
+    """History exactly as Qwen3's own template shows it: reasoning before the last user message is dropped.
+
+    Such a prompt is no continuation of the one before, so a new row starts there.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, thinking: bool = True) -> None:
+        super().__init__(vocabulary, thinking)
+        self.name = "qwen3-exact" if thinking else "qwen3-nothink-exact"
+        self._thinking = thinking
+        vocabulary.get("<think>")
+
+    def extend(
+        self, ids: Sequence[int], reply: Sequence[int], messages: Sequence[Message]
+    ) -> list[int] | None:
+        thought = self._marks.think in ids or self._marks.think in reply
+        if thought and any(is_query(message) for message in messages):
+            return None
+        # A block without reasoning is shown only while its reply is being made.
+        if not self._thinking or (self._marks.end_think in reply and not self.parse(reply).reasoning):
+            return None
+        return super().extend(ids, reply, messages)
+
+    def _lay(self, messages: Sequence[Message]) -> list[int]:
+        last = max(
+            (place for place, message in enumerate(messages) if is_query(message)), default=len(messages)
+        )
+        encode = self.vocabulary.encode
+        opening = encode(self._bare_prompt)
+        ids: list[int] = []
+        place = 0
+        for own, group in groupby(messages, key=lambda message: message.role == "assistant"):
+            members = list(group)
+            if not own:
+                ids += encode(self.observe(members))
+            for offset, message in enumerate(members if own else ()):
+                if place + offset < last:
+                    message = message.model_copy(update={"reasoning": None})
+                ids += opening + self.write(message) + encode(self.after)
+            place += len(members)
+        return ids + encode(self.prompt)
+
+
+def is_query(message: Message) -> bool:
+    """Whether Qwen3's template takes it for a user's question rather than a tool's answer."""
+    text = message.content
+    wrapped = text.startswith("<tool_response>") and text.endswith("</tool_response>")
+    return message.role == "user" and not wrapped
+
+
+_LLAMA_TOOLS = (
+    "You have access to the following functions. To call a function, please respond with JSON for a function "
+    'call.Respond in the format {"name": function name, "parameters": dictionary of argument name and its '
+    "value}.Do not use variables.\n\n"
+)
+
+
+class Llama3Renderer(TurnRenderer):
+    """Llama 3.1 and later, tools in the system message, the date fixed as in Meta's template.
+
+    A call is the whole message, as the template has it. What the template cannot say is said in the nearest
+    way: text before a call is kept and `<|python_tag|>` divides them; several calls are divided by `;`.
+    Reasoning is not written.
+    """
+
+    name = "llama3"
+
+    def __init__(self, vocabulary: Vocabulary, date: str = "26 Jul 2024") -> None:
+        super().__init__(vocabulary)
+        self._begin = vocabulary.find("<|begin_of_text|>")
+        self._header = vocabulary.get("<|start_header_id|>")
+        self._end_header = vocabulary.get("<|end_header_id|>")
+        self._python_tag = vocabulary.find("<|python_tag|>")
+        self._date = date
+        self.end = vocabulary.get("<|eot_id|>")
+        found = [vocabulary.find(name) for name in ("<|eom_id|>", "<|end_of_text|>")]
+        message_end, text_end = found
+        self.ends = (self.end,) if message_end is None else (self.end, message_end)
+        more = () if text_end is None else (text_end,)
+        self.stop_tokens = (*self.ends, *more, self._header)
+        self.prompt, self.after = self._head("assistant"), []
+
+    def _head(self, role: str) -> Pieces:
+        return [self._header, role, self._end_header, "\n\n"]
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        pieces: Pieces = [] if self._begin is None else [self._begin]
+        pieces += [*self._head("system"), "Environment: ipython\n" if tools else ""]
+        pieces += [f"Cutting Knowledge Date: December 2023\nToday Date: {self._date}\n\n"]
+        if tools:
+            schemas = [json.dumps(tool.schema, ensure_ascii=False, indent=4) for tool in tools]
+            pieces += [_LLAMA_TOOLS, *(f"{schema}\n\n" for schema in schemas)]
+        return [*pieces, (system or "").strip(), self.end]
+
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        pieces: Pieces = []
+        for message in messages:
+            tool = message.role == "tool"
+            text = to_json(message.content) if tool else message.content.strip()
+            pieces += [*self._head("ipython" if tool else message.role), text, self.end]
+        return pieces
+
+    def say(self, message: Message) -> Pieces:
+        pieces: Pieces = [message.content.strip()]
+        if message.tool_calls:
+            if pieces != [""]:
+                pieces += [self._python_tag if self._python_tag is not None else "\n"]
+            calls = [
+                f'{{"name": {to_json(call.name)}, "parameters": {to_json(call.arguments)}}}'
+                for call in message.tool_calls
+            ]
+            pieces += ["; ".join(calls)]
+        return pieces
+
+    def read(self, pieces: Pieces) -> Reply:
+        return read_llama(pieces, self._python_tag, self.vocabulary)

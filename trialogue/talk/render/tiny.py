@@ -1,0 +1,144 @@
+"""The briefest format, for models of a few million weights that learn it from nothing.
+
+Every word follows a space and every value follows its key, in the user's words, in calls and in results
+alike, so that what has to be copied is the same ids everywhere:
+
+    <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
+    <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
+
+`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described,
+and of the policy only the title is shown: such a model learns both by doing. Reasoning is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from trialogue.messages import Message, ToolCall
+from trialogue.talk.render.parse import Arguments, Found, cut, is_sound, to_calls
+from trialogue.talk.render.templates import CompactRenderer
+from trialogue.talk.render.vocabulary import Pieces
+from trialogue.trajectory import Reply
+from trialogue.world.tools import Tool
+
+_PART = re.compile(r"(?<![^\s:=*|])([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
+
+
+class BriefRenderer(CompactRenderer):
+    """The compact format's roles with briefer words between them; see the module."""
+
+    name = "brief"
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """The control tokens by name, for whoever writes in this format by hand."""
+        return {
+            "user": self._user,
+            "assistant": self._assistant,
+            "tool": self._tool,
+            "call": self._call,
+            "end": self.end,
+        }
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        title = next((line.strip("# ") for line in (system or "").splitlines() if line.strip("# ")), "")
+        return [self._system, f" {title}"] if title else []
+
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        texts = [to_brief_result(item.content) if item.role == "tool" else item.content for item in messages]
+        briefer = [
+            message.model_copy(update={"content": f" {text}"})
+            for message, text in zip(messages, texts, strict=True)
+        ]
+        return super().observe(briefer)
+
+    def say(self, message: Message) -> Pieces:
+        pieces: Pieces = [f" {message.content}"] if message.content or not message.tool_calls else []
+        for call in message.tool_calls:
+            pieces += [self._call, f" {to_brief_call(call)}"]
+        return pieces
+
+    def read(self, pieces: Pieces) -> Reply:
+        content, rest = cut(pieces, self._call)
+        calls: list[Found] = []
+        while rest is not None:
+            call, rest = cut(rest, self._call)
+            calls.append(from_brief_call(self.vocabulary.to_text(call)))
+        return Reply(self.vocabulary.to_text(content).removeprefix(" "), to_calls(calls))
+
+
+def to_brief_call(call: ToolCall) -> str:
+    """`cancel_order order_id: W1234 | reason: found cheaper`."""
+    if isinstance(call.arguments, str):
+        return f"{call.name} {call.arguments}"
+    return f"{call.name} {' | '.join(_part(key, value) for key, value in call.arguments.items())}".rstrip(" ")
+
+
+def from_brief_call(text: str) -> Found:
+    """The name and arguments of a brief call; the raw text where they cannot be read."""
+    name, _, rest = text.removeprefix(" ").partition(" ")
+    arguments: Arguments = {}
+    for part in rest.split(" | ") if rest else ():
+        found = _PART.fullmatch(part)
+        if found is None:
+            return name, rest
+        key, mark, value = found.groups()
+        if mark == ":":
+            arguments[key] = value
+        elif mark == "*":
+            arguments[key] = value.split(", ") if value else []
+        else:
+            try:
+                arguments[key] = json.loads(value)
+            except (ValueError, RecursionError):
+                return name, rest
+    return name, arguments if is_sound(arguments) else rest
+
+
+def _part(key: str, value: Any) -> str:
+    if isinstance(value, str) and is_plain(value):
+        return f"{key}: {value}"
+    if isinstance(value, list):
+        texts = cast("list[Any]", value)
+        if all(isinstance(text, str) and text and is_plain(text) and ", " not in text for text in texts):
+            return f"{key}* {', '.join(texts)}".rstrip(" ")
+    # A bar would look like the end of the part; in JSON it can only stand inside a text.
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("|", "\\u007c")
+    return f"{key}= {written}"
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can stand as it is and be read back."""
+    return (
+        " | " not in text
+        and not text.endswith((" |", " "))
+        and not text.startswith(("| ", " "))
+        and text != "|"
+    )
+
+
+def to_brief_result(text: str) -> str:
+    """A tool's result: JSON objects become parts like those of a call, everything else stays."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict | list):
+        return text
+    return " | ".join(_flatten(value))
+
+
+def _flatten(value: Any, key: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in cast("dict[str, Any]", value).items():
+            yield from _flatten(inner, name)
+    elif isinstance(value, list) and any(
+        isinstance(inner, dict | list) for inner in cast("list[Any]", value)
+    ):
+        for inner in cast("list[Any]", value):
+            yield from _flatten(inner, key)
+    else:
+        yield _part(key or "value", value)

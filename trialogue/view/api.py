@@ -1,0 +1,433 @@
+"""What the page asks for, as plain data: the runs of a folder, one run, its conversations, one of them.
+
+The server hands these out one at a time; an export bakes a few of them into a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any, cast
+
+from trialogue.config import (
+    EvalConfig,
+    Section,
+    SftConfig,
+    SynthesizeConfig,
+    TrainConfig,
+    difference_from_defaults,
+    to_config,
+)
+from trialogue.errors import ConfigError, RunError
+from trialogue.index import Entry
+from trialogue.lines import unstamp
+from trialogue.trajectory import tell_near_calls
+from trialogue.view.run_reader import RunRecords, find_runs, to_place
+from trialogue.view.tokens import to_pieces
+
+POINTS = 600
+"""Points of a curve; a longer one is thinned out."""
+SPARKS = 60
+PAGE = 200
+"""The most conversations one answer lists."""
+_SEARCH_SECONDS = 0.4
+"""How long one answer searches through text before it says how far it got."""
+SERIES = (
+    *("reward", "reward_spread", "success", "turns", "tool_calls", "tool_errors", "reply_tokens", "cut_off"),
+    *("entropy", "kl", "clip_share", "logprob_gap", "grad_norm", "learning_rate", "loss", "validation_loss"),
+    *("flat_groups", "failed", "cost", "unique_replies"),
+)
+FILTERS = (
+    *("part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"),
+)
+"""What a list of conversations can be narrowed by; the same words stand in the page's address."""
+INJURIES = 20
+"""Injured records that are listed."""
+Query = Mapping[str, str]
+
+
+class Answers:
+    """Answers about the runs in a folder. Safe to ask from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._records: dict[str, RunRecords] = {}
+        self._lock = Lock()
+
+    def find(self) -> dict[str, RunRecords]:
+        """The runs that are in the folder now."""
+        with self._lock:
+            known = self._records
+            self._records = {
+                name: known[name] if name in known else RunRecords(path)
+                for name, path in find_runs(self.root).items()
+            }
+            return self._records
+
+    def read_ahead(self) -> None:
+        """Read the run that was written last: most likely it is the first to be asked for."""
+        newest = max(self.find().values(), key=RunRecords.written, default=None)
+        if newest is not None:
+            newest.refresh()
+
+    def open(self, name: str) -> RunRecords:
+        """The records of a run; only what was found in the folder can be opened."""
+        records = self._records.get(name) or self.find().get(name)
+        if records is None:
+            raise RunError(f"there is no run '{name}'")
+        return records
+
+    def runs(self) -> list[dict[str, Any]]:
+        """A line for each run, the newest first."""
+        lines: list[dict[str, Any]] = []
+        for name, records in self.find().items():
+            records.refresh_metrics()
+            lines.append(to_run_line(name, records))
+        return sorted(lines, key=lambda line: str(line["created"]), reverse=True)
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Everything the page of a run shows above the list of conversations."""
+        records = self.open(name)
+        records.refresh()
+        return {**to_run_line(name, records), **to_overview(records)}
+
+    def conversations(self, name: str, query: Query) -> dict[str, Any]:
+        """A stretch of the list of conversations, narrowed as asked."""
+        records = self.open(name)
+        records.refresh()
+        offset, limit = _number(query, "offset", 0), min(_number(query, "limit", PAGE), PAGE)
+        chosen = choose(records, query)
+        if query.get("text"):
+            return search(records, chosen, query["text"], offset, limit)
+        rows = [to_row(entry, records) for entry in chosen[offset : offset + limit]]
+        return {"total": len(chosen), "offset": offset, "rows": rows, "version": records.version}
+
+    def conversation(self, name: str, identity: str, query: Query) -> dict[str, Any]:
+        """One conversation without its token ids, its siblings, and its neighbours in the list."""
+        records = self.open(name)
+        records.refresh()
+        entry = records.find(identity)
+        if entry is None:
+            raise RunError(f"run '{name}' has no conversation '{identity}'")
+        trajectory = read_trajectory(records, entry)
+        for turn in trajectory["turns"]:
+            if tokens := turn.pop("tokens", None):
+                turn["sampled"] = len(tokens["reply"])
+        chosen = [] if query.get("text") else choose(records, query)
+        place = next((number for number, item in enumerate(chosen) if item.id == identity), None)
+        return {
+            "entry": to_row(entry, records),
+            "trajectory": trajectory,
+            "seconds": records.read_seconds(identity),
+            "siblings": [to_row(item, records) for item in records.siblings(entry)],
+            "place": place,
+            "total": len(chosen),
+            "previous": chosen[place - 1].id if place else None,
+            "next": chosen[place + 1].id if place is not None and place + 1 < len(chosen) else None,
+            "decision": records.decisions.get(identity),
+            "prompts": records.read_json("prompts.json"),
+        }
+
+    def tokens(self, name: str, identity: str) -> dict[str, Any]:
+        """The sampled and the observed tokens of a conversation, in the rows that were learned from."""
+        records = self.open(name)
+        entry = records.find(identity)
+        if entry is None:
+            raise RunError(f"run '{name}' has no conversation '{identity}'")
+        turns = read_trajectory(records, entry)["turns"]
+        training = records.read_json("config.json").get("training", {})
+        return {
+            "advantage": entry.advantage,
+            "everything": bool(training.get("train_on_everything")),
+            "turns": to_pieces(turns, records.path),
+        }
+
+
+# -- one run -------------------------------------------------------------------------------------------------
+
+
+def to_run_line(name: str, records: RunRecords) -> dict[str, Any]:
+    """A run in the list of runs."""
+    about, config, result = records.about, records.read_json("config.json"), records.read_json("result.json")
+    kind = about.get("kind", "")
+    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
+    checks = [line for line in records.metrics if line.get("kind") == "eval"]
+    figures = result or (checks[-1] if checks else {})
+    curve = [line.get("loss" if kind == "sft" else "reward") for line in steps]
+    costs = [line["cost"] for line in records.metrics if line.get("cost") is not None]
+    return {
+        "name": name,
+        "kind": kind,
+        "domain": about.get("domain", ""),
+        "state": about.get("state", ""),
+        "created": about.get("created", ""),
+        "ended": about.get("ended"),
+        "written": records.written(),
+        "seed": about.get("seed"),
+        "model": config.get("learner" if kind in ("train", "sft") else "agent", {}).get("model", ""),
+        "user": config.get("user", {}).get("model", "") if kind != "sft" else "",
+        "step": steps[-1]["step"] if steps else None,
+        "steps": (steps[-1].get("steps") if steps else None) or config.get("training", {}).get("steps"),
+        "curve": thin([value for value in curve if value is not None], SPARKS),
+        "pass1": [figures.get(key) for key in ("pass^1", "pass^1_low", "pass^1_high")],
+        "reward": figures.get("reward"),
+        "cost": sum(costs) if costs else None,
+    }
+
+
+def to_overview(records: RunRecords) -> dict[str, Any]:
+    """Curves, health and facets of a run."""
+    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
+    shown = thin(steps, POINTS)
+    numbers = [line["step"] for line in shown]
+    series = {key: [line.get(key) for line in shown] for key in SERIES}
+    tools = Counter[str]()
+    for line in shown:
+        tools.update(line.get("tools", {}))
+    entries = list(records.entries())
+    recent = steps[-10:]
+    near = sum(entry.near_calls for entry in entries)
+    return {
+        "version": records.version,
+        "scanning": records.scanning or records.is_inspecting,
+        "count": len(entries),
+        "injuries": records.injuries[:INJURIES],
+        "injured": len(records.injuries),
+        "broken": sum(file.broken for file in records.files.values()),
+        "command": records.about.get("command", []),
+        "versions": records.about.get("versions", {}),
+        "changed": find_changed(records),
+        "result": records.read_json("result.json"),
+        "steps_shown": numbers,
+        "series": {key: values for key, values in series.items() if any(v is not None for v in values)},
+        "tools": {
+            name: [line.get("tools", {}).get(name, 0) for line in shown] for name, _ in tools.most_common(8)
+        },
+        "families": {
+            name: [line.get("families", {}).get(name) for line in shown]
+            for name in sorted({name for line in shown for name in line.get("families", {})})[:8]
+        },
+        "seconds": to_seconds(records, numbers),
+        "checks": [
+            {"step": line["step"], **{key: line.get(key) for key in ("pass^1", "pass^1_low", "pass^1_high")}}
+            for line in records.metrics
+            if line.get("kind") == "eval" and "step" in line
+        ],
+        "health": {
+            "flat_groups": _mean([line["flat_groups"] for line in recent if "flat_groups" in line]),
+            "ends": dict(Counter(entry.end for entry in entries).most_common()),
+            "blame": dict(Counter(entry.blame for entry in entries if entry.blame).most_common()),
+            "near_calls": tell_near_calls(near) if near else None,
+            "warnings": [
+                {"step": line["step"], "text": text}
+                for line in [line for line in records.metrics if "step" in line][-100:]
+                for text in line.get("warnings", ())
+            ][-5:],
+        },
+        "decisions": count_decisions(records),
+        "facets": {
+            "family": sorted({entry.family for entry in entries if entry.family}),
+            "level": sorted({entry.level for entry in entries if entry.level}),
+            "files": [
+                {"part": to_place(name).part, "step": to_place(name).step} for name in sorted(records.files)
+            ],
+        },
+    }
+
+
+def to_seconds(records: RunRecords, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Wall-clock seconds of each step. Conversations overlap: the time of holding them is divided in the
+    proportion in which agent, user and tools kept each other waiting."""
+    if not any(records.seconds.get(step, {}).get("update") for step in steps):
+        return {}
+    parts: dict[str, list[float]] = {name: [] for name in ("agent", "user", "tools", "update", "evaluate")}
+    for step in steps:
+        spent = records.seconds.get(step, {})
+        talked = sum(spent.get(side, 0.0) for side in ("agent", "user", "tools"))
+        for side in ("agent", "user", "tools"):
+            share = spent.get(side, 0.0) / talked if talked else float(side == "agent")
+            parts[side].append(round(spent.get("rollout", 0.0) * share, 3))
+        parts["update"].append(round(spent.get("update", 0.0), 3))
+        parts["evaluate"].append(round(spent.get("evaluate", 0.0), 3))
+    return parts
+
+
+def find_changed(records: RunRecords) -> dict[str, Any]:
+    """The settings that are not the default."""
+    kinds: dict[str, type[Section]] = {"train": TrainConfig, "sft": SftConfig, "synthesize": SynthesizeConfig}
+    kind = kinds.get(str(records.about.get("kind")), EvalConfig)
+    try:
+        return difference_from_defaults(to_config(kind, records.read_json("config.json"), "config.json"))
+    except ConfigError:  # of another version
+        return {}
+
+
+# -- conversations -------------------------------------------------------------------------------------------
+
+
+def to_row(entry: Entry, records: RunRecords) -> dict[str, Any]:
+    """A conversation in a list, with the rewards of its group."""
+    place = to_place(entry.file)
+    row = entry.model_dump(exclude={"at", "bytes", "spent", "file"})
+    group = [[item.id, item.reward] for item in records.siblings(entry)]
+    verdicts = to_verdicts(records.decisions.get(entry.id, {}))
+    return {**row, "part": place.part, "step": place.step, "group": group, "verdicts": verdicts}
+
+
+def choose(records: RunRecords, query: Query) -> list[Entry]:
+    """The conversations that pass every filter but the text's, in the order asked for."""
+    wanted = tuple((key, query[key]) for key in FILTERS if query.get(key) and key != "text")
+    return _choose(records, records.version, wanted)
+
+
+@lru_cache(maxsize=16)
+def _choose(records: RunRecords, version: int, wanted: tuple[tuple[str, str], ...]) -> list[Entry]:
+    query = dict(wanted)
+    order = query.pop("sort", "new")
+    lost = query.pop("lost", "")
+    verdict = query.pop("verdict", "")
+    chosen = [entry for entry in records.entries() if _passes(entry, query)]
+    if verdict:
+        chosen = [entry for entry in chosen if verdict in to_verdicts(records.decisions.get(entry.id, {}))]
+    if lost:
+        groups = records.groups()
+        chosen = [entry for entry in chosen if is_lost_by_all(groups[entry.file, entry.task])]
+    match order.removeprefix("-"):
+        case "reward":
+            chosen.sort(key=lambda entry: -1.0 if entry.reward is None else entry.reward)
+        case "turns":
+            chosen.sort(key=lambda entry: entry.turns)
+        case "tokens":
+            chosen.sort(key=lambda entry: entry.tokens)
+        case "advantage":
+            chosen.sort(key=lambda entry: entry.advantage or 0.0)
+        case _:
+            chosen.sort(key=lambda entry: -(to_place(entry.file).step or 0))
+    return chosen[::-1] if order.startswith("-") else chosen
+
+
+def _passes(entry: Entry, query: Mapping[str, str]) -> bool:
+    place = to_place(entry.file)
+    for key, value in query.items():
+        match key:
+            case "part":
+                passes = place.part == value
+            case "step":
+                passes = str(place.step) == value
+            case "reward":
+                passes = find_outcome(entry) == value
+            case "task":
+                passes = value.lower() in entry.task.lower()
+            case "level":
+                passes = str(entry.level) == value
+            case _:
+                passes = getattr(entry, key) == value
+        if not passes:
+            return False
+    return True
+
+
+def find_outcome(entry: Entry) -> str:
+    """won, lost, between, or none where there is no reward."""
+    if entry.reward is None:
+        return "none"
+    return "won" if entry.reward >= 1 - 1e-6 else "lost" if entry.reward <= 0 else "between"
+
+
+def is_lost_by_all(group: Sequence[Entry]) -> bool:
+    """Whether none of a task's conversations was won."""
+    return all(find_outcome(entry) != "won" for entry in group)
+
+
+def to_verdicts(decision: Mapping[str, Any]) -> list[str]:
+    """What a decision about a synthesised conversation can be found by. `to review` are those that
+    `trialogue review` will ask a person about."""
+    if not decision:
+        return []
+    reviewed = any(verdict.get("stage") == "review" for verdict in decision.get("verdicts", ()))
+    accepted = bool(decision.get("accepted"))
+    waiting = ["to review"] if accepted and not reviewed else []
+    return [
+        "accepted" if accepted else "rejected",
+        *waiting,
+        *(["reviewed"] if reviewed else []),
+        *decision.get("reasons", ()),
+    ]
+
+
+def count_decisions(records: RunRecords) -> dict[str, int]:
+    """How many conversations each verdict finds; empty where none was decided about."""
+    counts = Counter(verdict for decision in records.decisions.values() for verdict in to_verdicts(decision))
+    first = ("accepted", "to review", "reviewed", "rejected")
+    return {name: counts[name] for name in first if counts[name]} | {
+        name: count for name, count in counts.most_common() if name not in first
+    }
+
+
+def search(
+    records: RunRecords, chosen: Sequence[Entry], text: str, offset: int, limit: int
+) -> dict[str, Any]:
+    """Conversations in which something was said, called or answered that holds the text, whatever its case.
+
+    Looks from place `offset` on, for a moment only; `reached` says where to go on.
+    """
+    pattern = re.compile(re.escape(json.dumps(text, ensure_ascii=False)[1:-1].encode()), re.IGNORECASE)
+    until = monotonic() + _SEARCH_SECONDS
+    rows: list[dict[str, Any]] = []
+    reached = offset
+    for entry in chosen[offset:]:
+        if monotonic() > until or len(rows) >= limit:
+            break
+        reached += 1
+        line = records.read(entry)
+        if pattern.search(line) and (found := find_text(json.loads(line), text)):
+            rows.append({**to_row(entry, records), "found": found})
+    return {"total": len(chosen), "reached": reached, "rows": rows, "version": records.version}
+
+
+def find_text(trajectory: dict[str, Any], text: str) -> str:
+    """The words around a text in the turns of a conversation; empty where no turn holds it."""
+    wanted = text.lower()
+    for turn in trajectory["turns"]:
+        message = turn["message"]
+        calls = [
+            f"{call['name']} {json.dumps(call.get('arguments', {}), ensure_ascii=False)}"
+            for call in message.get("tool_calls", ())
+        ]
+        for words in (message.get("content", ""), message.get("reasoning") or "", *calls):
+            at = words.lower().find(wanted)
+            if at >= 0:
+                return words[max(0, at - 40) : at + len(text) + 60]
+    return ""
+
+
+def read_trajectory(records: RunRecords, entry: Entry) -> dict[str, Any]:
+    """A conversation from its file. One that is no longer there was overwritten by a run begun anew."""
+    try:
+        value: Any = json.loads(unstamp(records.read(entry)))
+    except (OSError, ValueError):
+        raise RunError(f"conversation '{entry.id}' cannot be read; its run may have changed") from None
+    return cast("dict[str, Any]", value)
+
+
+def thin(values: Sequence[Any], most: int) -> list[Any]:
+    """Evenly spaced values of a long list, the last one always among them."""
+    if len(values) <= most:
+        return list(values)
+    stride = len(values) / most
+    return [values[round((number + 1) * stride) - 1] for number in range(most)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _number(query: Query, key: str, default: int) -> int:
+    text = query.get(key, "")
+    return int(text) if text.isdecimal() and len(text) < 12 else default
