@@ -22,8 +22,8 @@ from trialogue.cli.options import (
     to_resume,
 )
 from trialogue.cli.users import users_verb
+from trialogue.cli.verify import verify_verb
 from trialogue.cli_entry import Verbs
-from trialogue.cli_verify import verify_verb
 from trialogue.output import echo, echo_json, echo_lines
 
 

@@ -26,10 +26,10 @@ def verify_verb(run: str, drop: bool, as_json: bool) -> None:
 
     Rewards are taken as recorded: `trialogue score RUN` grades again.
     """
+    from trialogue.corpus.figures import derive
     from trialogue.digests import has_digests, inspect
     from trialogue.durable import find_damage
     from trialogue.errors import RunError, TrialogueError
-    from trialogue.learn.figures import derive
     from trialogue.reading import reading
     from trialogue.repair import drop_injured
     from trialogue.run import read_about, refuse_missing
