@@ -208,7 +208,7 @@ def test_a_signal_stops_an_evaluation_and_saves(folder: Path, number: signal.Sig
 
 def test_a_hangup_that_is_ignored_stays_ignored(folder: Path) -> None:
     script = (
-        "trap '' HUP; exec \"$0\" -c 'import signal, sys; from trialogue.cli_entry import ending_by_signal\n"
+        "trap '' HUP; exec \"$0\" -c 'import signal, sys; from trialogue.cli.entry import ending_by_signal\n"
     )
     script += "with ending_by_signal(): print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)'"
     done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from trialogue.cli.corpus import draft_verb, review_verb, synthesize_verb
+from trialogue.cli.entry import Verbs
 from trialogue.cli.learn import learn
 from trialogue.cli.options import (
     DATA,
@@ -23,7 +24,6 @@ from trialogue.cli.options import (
 )
 from trialogue.cli.users import users_verb
 from trialogue.cli.verify import verify_verb
-from trialogue.cli_entry import Verbs
 from trialogue.output import echo, echo_json, echo_lines
 
 
