@@ -133,7 +133,7 @@ async def test_what_is_sampled_does_not_depend_on_how_many_threads_are_free(
             calls += 1
             return way[calls % len(way)]
 
-        for module in ("kernels", "decoder", "compiled"):
+        for module in ("cpu.kernels", "cpu.decoder", "cpu.compiled"):
             monkeypatch.setattr(f"trialogue.engine.{module}.count_free", count)
         engine = TorchEngine(find_folder("tiny"), EngineSettings(seed=1))
         params = SamplingParams(max_tokens=24, temperature=1.0)

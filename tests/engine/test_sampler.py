@@ -47,7 +47,7 @@ def way(request, monkeypatch) -> str:
     if request.param in ("the model's own", "without either"):
         monkeypatch.setattr("trialogue.engine.cpu.fused.LARGEST", 0)
     if request.param in ("no compiler", "without either"):
-        for module in ("cache", "linear"):
+        for module in ("cache", "cpu.linear"):
             monkeypatch.setattr(f"trialogue.engine.{module}.load_kernels", lambda **_: None)
     return request.param
 
