@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sysconfig
 import tomllib
 import traceback
 from collections.abc import Generator
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from trialogue.errors import ConfigError, TrialogueError
 
 _HERE = Path(__file__).resolve().parent
+_PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
 _INSTALLED = {"site-packages", "dist-packages"}
 _LONGEST = 300
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -91,16 +93,23 @@ def describe(error: Exception) -> str:
     return f"{kind}: {error}"
 
 
-def locate(error: Exception, folder: Path) -> tuple[str, str]:
-    """Which function of a folder's own code was called when this was raised, and the line it had come to;
-    both are empty where none was."""
+def locate(error: BaseException, folder: Path | None = None) -> tuple[str, str]:
+    """Which function of the author's own code was called when this was raised, and the line it had reached.
+    Both are empty where the error does not come from there. With a folder only its code counts."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(Path(frame.filename).resolve(), folder.resolve())]
+    own = [frame for frame in frames if is_own_code(frame.filename, folder)]
     return (own[0].name, f"{Path(own[-1].filename).name}, line {own[-1].lineno}") if own else ("", "")
 
 
-def _is_own(file: Path, folder: Path) -> bool:
-    """Whether a file is a folder's own code, not that of an environment or of ours that lies inside it."""
-    if not file.is_relative_to(folder) or _INSTALLED & set(file.relative_to(folder).parts):
+def is_own_code(name: str, folder: Path | None = None) -> bool:
+    """Whether a file is the author's own code: neither installed, nor Python's, nor part of this package.
+    With a folder only its code counts, without an environment that lies inside it."""
+    file = Path(name).resolve()
+    if folder is not None:
+        folder = folder.resolve()
+        if not file.is_relative_to(folder) or _INSTALLED & set(file.relative_to(folder).parts):
+            return False
+        return not (file.is_relative_to(_HERE) and _HERE.is_relative_to(folder))
+    if name.startswith("<") or file.is_relative_to(_HERE) or file.is_relative_to(_PYTHON):
         return False
-    return not (file.is_relative_to(_HERE) and _HERE.is_relative_to(folder))
+    return not _INSTALLED & set(file.parts)

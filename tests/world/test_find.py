@@ -56,6 +56,8 @@ def test_by_module(module: Path) -> None:
 def test_by_file_and_by_folder(module: Path, tmp_path: Path) -> None:
     assert find_domain(str(module)).name == "bakery:None"
     assert find_domain(find_domain(str(module)).reference).name == "bakery:None"
+    assert find_domain(f"{module}:make").name == "bakery:None"
+    assert find_domain(f"{module}:Holder.domain").name == "held:None"
     package = tmp_path / "inner" / "bread"
     package.mkdir(parents=True)
     (package / "recipes.py").write_text("NAME = 'bread'\n")
@@ -116,8 +118,8 @@ def test_wrong_modules(module: Path) -> None:
         (f"{name}:breaks", DomainError, "RuntimeError: no flour"),
         ("torn_module:domain", DomainError, "module torn_module: SyntaxError"),
         ("sour_module:domain", DomainError, "module sour_module: ZeroDivisionError"),
-        (":domain", ConfigError, "'' is no name of a module"),
-        ("..up:domain", ConfigError, "'..up' is no name of a module"),
+        (":domain", ConfigError, "it is neither module:name nor path/to/file.py:name"),
+        ("..up:domain", ConfigError, "it is neither module:name nor"),
         ("nothing", ConfigError, "no domain 'nothing': it is none of .*shop"),
         ("", ConfigError, "no domain ''"),
     ):

@@ -1,13 +1,9 @@
-"""Finding a domain: by name, by `module:name`, by path to a file or folder, or through an entry point."""
+"""Find a domain: by name, path to a file or folder, `module:name`, `file.py:name`, or entry point."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import shlex
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -15,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from trialogue.errors import ConfigError, DomainError, TrialogueError, suggest
+from trialogue.errors import ConfigError, DomainError, suggest
 from trialogue.foreign import show_line
-from trialogue.reading import locate
+from trialogue.seams import describe_code, load_file, load_seam, loading
 from trialogue.world.domain import Domain
 
 GROUP = "trialogue.domains"
@@ -69,7 +65,7 @@ def _find(reference: str, data: str | None) -> tuple[Loader, str | None]:
     if name in announced:
         return partial(_from_entry_point, announced[name], rest, data, reference), None
     if rest:
-        return partial(_from_module, name, rest, reference), f"the module {show_line(name)}"
+        return partial(_from_reference, reference), describe_code(reference)
     if reference and path.is_file():
         raise ConfigError(f"no domain '{reference}': a domain is a folder or a .py file, and this is neither")
     if path.suffix == ".py" or "/" in reference:
@@ -78,7 +74,7 @@ def _find(reference: str, data: str | None) -> tuple[Loader, str | None]:
     folders = [file.parent.name for file in Path().glob("*/domain.py")]
     raise ConfigError(
         f"no domain '{reference}': it is none of {', '.join(known)}, no path to a folder or .py file, and no "
-        f"module:name{suggest(reference, [*known, *folders])}"
+        f"module:name or file.py:name{suggest(reference, [*known, *folders])}"
     )
 
 
@@ -89,25 +85,12 @@ def _load_shop() -> Domain:
 
 
 def _from_entry_point(point: EntryPoint, rest: str, data: str | None, reference: str) -> Domain:
-    with _telling(f"'{reference}' (entry point {point.value})"):
+    with loading(f"'{reference}' (entry point {point.value})", kind=DomainError):
         found: Any = point.load()
         if not isinstance(found, Domain) and callable(found):
             make = cast("Callable[..., Any]", found)
             found = make(rest, data=data) if rest or data else make()
     return _checked(found, reference)
-
-
-@contextmanager
-def _telling(where: str, folder: Path | None = None) -> Generator[None]:
-    """Code of a domain that breaks while it is loaded is its author's to mend: perhaps in that folder."""
-    try:
-        yield
-    except TrialogueError:
-        raise
-    except Exception as error:
-        _, line = locate(error, folder) if folder is not None else ("", "")
-        place = f" ({line})" if line else ""
-        raise DomainError(f"{where}: {type(error).__name__}: {error}{place}") from error
 
 
 def _find_at(path: Path) -> tuple[Loader, str | None]:
@@ -130,23 +113,7 @@ def _find_at(path: Path) -> tuple[Loader, str | None]:
 
 
 def _from_file(file: Path, path: Path) -> Domain:
-    name = f"trialogue_domain_{path.resolve().stem}_{abs(hash(str(file.resolve()))):x}"
-    module = sys.modules.get(name)
-    if module is None:
-        specification = importlib.util.spec_from_file_location(
-            name, file, submodule_search_locations=[str(file.parent)]
-        )
-        if specification is None or specification.loader is None:
-            raise ConfigError(f"{file} cannot be imported")
-        module = importlib.util.module_from_spec(specification)
-        sys.modules[name] = module
-        try:
-            with _telling(str(file), file.parent):
-                specification.loader.exec_module(module)
-        except BaseException:
-            sys.modules.pop(name, None)
-            raise
-    return _checked(_the_domain(module, str(file)), str(path.resolve()))
+    return _checked(_the_domain(load_file(file, DomainError), str(file)), str(path.resolve()))
 
 
 def _the_domain(module: ModuleType, where: str) -> Domain:
@@ -161,25 +128,10 @@ def _the_domain(module: ModuleType, where: str) -> Domain:
     raise DomainError(f"{where} defines {amount}; write `domain = Domain.load(__file__, YourDatabase)`")
 
 
-def _from_module(module: str, name: str, reference: str) -> Domain:
-    here = str(Path.cwd())
-    if here not in sys.path:  # like uvicorn's module:app
-        sys.path.insert(0, here)
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(f"no domain '{reference}': '{module}' is no name of a module")
-    try:
-        with _telling(f"module {module}"):
-            found: Any = importlib.import_module(module)
-    except DomainError as error:
-        if not isinstance(error.__cause__, ImportError):
-            raise
-        raise ConfigError(f"no domain '{reference}': cannot import {module}: {error.__cause__}") from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"no domain '{reference}': {module} has no '{name}'")
-        found = getattr(found, part)
+def _from_reference(reference: str) -> Domain:
+    found = load_seam(reference, "domain", DomainError)
     if callable(found) and not isinstance(found, Domain):
-        with _telling(f"'{reference}'"):
+        with loading(f"'{reference}'", kind=DomainError):
             found = found()
     return _checked(found, reference)
 
