@@ -116,8 +116,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	@echo "installing into .venv: torch, transformers and what else training and the tests need. 1.7 GB on disk with"
 	@echo "torch for the CPU, several more with a build for CUDA; some minutes, most of them for torch"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' & \
-	  pip=$$!; passed=0; while sleep 1; kill -0 $$pip 2> /dev/null; do passed=$$((passed + 1)); \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' & \
+	  pip=$$!; trap 'kill $$pip' INT TERM; passed=0; while sleep 1; kill -0 $$pip 2> /dev/null; do passed=$$((passed + 1)); \
 	  test $$((passed % 8)) != 0 || echo "  $$passed s: $$(du -sm .venv | cut -f1) MB in .venv"; done; wait $$pip
 	@touch $@
 

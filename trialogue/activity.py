@@ -44,7 +44,7 @@ class Phase:
 
 
 class Activity:
-    """One for the process, as the log is. Safe to read from another thread."""
+    """The work in progress of this process. Other threads may read it."""
 
     def __init__(self) -> None:
         self.phases: list[Phase] = []

@@ -26,9 +26,12 @@ def write_run(
     tasks: int = 100,
     levels: Sequence[Sequence[int]] = (),
     dev_levels: Sequence[dict[str, float]] = (),
+    start: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Lines as a run writes them: one evaluation at the start, and one after every five steps."""
-    yield {"kind": "eval", "step": 0, "reward": dev[0], "tasks": tasks, "families": {}, "levels": {}}
+    first = dev[0] if start is None else start
+    known = {} if start is None else {"1": {"reward": start, "tasks": tasks}}
+    yield {"kind": "eval", "step": 0, "reward": first, "tasks": tasks, "families": {}, "levels": known}
     for number, reward in enumerate(training):
         admitted = list(levels[number]) if levels else [1]
         for step in range(EVERY * number + 1, EVERY * (number + 1) + 1):
@@ -66,7 +69,7 @@ def test_train_rises_while_dev_stands() -> None:
 
 
 def test_dev_falls_while_train_stands() -> None:
-    assert look(list(write_run([0.9, 0.9, 0.9, 0.91], [0.85, 0.75, 0.65, 0.6])))
+    assert look(list(write_run([0.9, 0.9, 0.9, 0.91, 0.91], [0.85, 0.75, 0.65, 0.6, 0.58])))
 
 
 def test_a_plateau_of_dev_is_found_although_it_rose_before() -> None:
@@ -87,6 +90,18 @@ def test_a_plateau_of_dev_is_found_although_it_rose_before() -> None:
 )
 def test_runs_that_are_sound(training: list[float], dev: list[float]) -> None:
     assert look(list(write_run(training, dev))) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "training", "dev"),
+    [
+        (0.45, [0.63, 0.93, 0.95, 0.95, 0.95], [0.75, 0.75, 0.76, 0.75, 0.75]),
+        (0.4, [0.55, 0.88, 0.9, 0.9], [0.7, 0.7, 0.71, 0.7]),
+    ],
+)
+def test_a_steep_start_is_no_overfit(start: float, training: list[float], dev: list[float]) -> None:
+    """Training rewards of the first steps are a mean over a rise that the first evaluation does not show."""
+    assert not look(list(write_run(training, dev, start=start)))
 
 
 def test_few_dev_tasks_prove_nothing() -> None:

@@ -116,11 +116,24 @@ def test_learning_is_never_silent_and_its_log_holds_no_bars(tmp_path: Path) -> N
     assert not find_bars(lines)
 
 
-def test_with_json_nothing_else_is_printed(slow_endpoint: str, tmp_path: Path) -> None:
+def test_with_json_progress_goes_to_stderr(slow_endpoint: str, tmp_path: Path) -> None:
     settings = [f"agent.base_url={slow_endpoint}", "limits.observations=1", "tasks.levels=[1]", "--json"]
-    lines, _ = follow("eval", "shop", "--agent", "openai:slow", "--tasks", "1", *settings, folder=tmp_path)
-    assert len(lines) == 1, lines
-    assert json.loads(lines[0][1])["asked"] == 1
+    command = [
+        sys.executable,
+        "-m",
+        "trialogue",
+        "eval",
+        "shop",
+        "--agent",
+        "openai:slow",
+        "--tasks",
+        "1",
+        *settings,
+    ]
+    environment = {**os.environ, "TRIALOGUE_PROGRESS_SECONDS": "0.2"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["asked"] == 1
+    assert "eval" in done.stderr
 
 
 def test_phases_within_each_other_tell_what_is_done_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

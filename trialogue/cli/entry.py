@@ -46,7 +46,7 @@ class Verbs(click.Group):
 
         debug = ctx.params.get("debug")
         try:
-            with _telling_usage(ctx), heartbeat(quiet="--json" in ctx.args):
+            with _telling_usage(ctx), heartbeat():
                 return super().invoke(ctx)
         except TrialogueError as error:
             if debug:

@@ -1,8 +1,8 @@
 """Whether training and dev tasks part, read from `metrics.jsonl`, so that a resumed run sees the same.
 
-Like is compared with like. Each evaluation is set against the steps since the one before it, on the levels
-that these steps admitted and with families weighed as among the dev tasks. What always differs (the agent
-samples in training and is greedy on dev, a split may be harder) cancels, because only the change counts.
+Like is compared with like. The steps between two evaluations are compared with the mean of both, on the
+levels that these steps admitted and with families weighed as among the dev tasks. What always differs (the
+agent samples in training and is greedy on dev, a split may be harder) cancels: only the change counts.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def find_standings(
     """Each evaluation that has steps before it, beside them."""
     found: list[Standing] = []
     steps: list[Mapping[str, Any]] = []
+    before: Mapping[str, Any] | None = None
     for line in lines:
         if "kind" not in line and line.get("reward") is not None:
             steps.append(line)
@@ -90,9 +91,16 @@ def find_standings(
             levels = steps[-1].get("levels", [])
             alike = [item for item in steps if item.get("levels", []) == levels]
             train, dev = _to_strata(alike, line, levels, rewards)
+            if before is not None and before.get("levels", {}).keys() == line.get("levels", {}).keys():
+                start = _to_strata(alike, before, levels, rewards)[1]
+                # Training rewards are a mean over the interval, so dev rewards are too.
+                dev = {
+                    name: ((value + start.get(name, (value, 0))[0]) / 2, tasks)
+                    for name, (value, tasks) in dev.items()
+                }
             like = (tuple(levels), tuple(sorted(dev)))
             found.append(Standing(line["step"], like, *_weigh(train, dev, group_size)))
-        steps = []
+        steps, before = [], line if line.get("reward") is not None else None
     return found
 
 

@@ -27,13 +27,10 @@ def find_seconds() -> float:
 
 
 @contextmanager
-def heartbeat(*, quiet: bool = False) -> Generator[None]:
+def heartbeat() -> Generator[None]:
     """Show what the process is doing, as long as it does something that takes a while."""
     if not sys.stderr.isatty():
         os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # libraries' own bars
-    if quiet:
-        yield
-        return
     over = Event()
     thread = Thread(target=_beat, args=(over, find_seconds()), daemon=True, name="heartbeat")
     thread.start()
@@ -60,7 +57,7 @@ def _beat(over: Event, seconds: float) -> None:
 
 
 def say(line: str) -> None:
-    """Show a line on stderr; nobody who reads any more is no reason to stop."""
+    """Show a line on stderr. A closed stderr does not stop the work."""
     ACTIVITY.said = monotonic()
     with suppress(OSError, ValueError):
         echo(line, err=True)

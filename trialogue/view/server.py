@@ -137,7 +137,7 @@ class PageServer:
 
     async def _serve(self) -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        # Clients that vanish and a lack of file descriptors are no business of whoever reads the terminal.
+        # Do not print clients that vanish or a lack of file descriptors in the terminal.
         loop.set_exception_handler(lambda loop, context: None)
         self._stop = lambda: loop.call_soon_threadsafe(over.set)
         server = await asyncio.start_server(

@@ -30,8 +30,9 @@ def find_place(error: Exception, database: object) -> str:
 def find_bug(error: Exception, database: object) -> str:
     """What identifies a bug in a domain's code: the kind of error and the line that raised it, whatever the
     arguments were. Empty where the domain's code is not at fault."""
-    if not isinstance(error, DomainError) and not find_place(error, database):
-        return ""
+    raised = error.__cause__ if isinstance(error, DomainError) else error
+    if not isinstance(raised, Exception) or not find_place(raised, database):
+        return ""  # such as a server that did not start: the next conversation may find it
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} {last.filename}:{last.lineno}"
 
