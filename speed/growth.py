@@ -19,7 +19,7 @@ from speed.world import Store, make_domain, write_three
 from trialogue import Call, Domain, Expected, Task
 from trialogue.config import Limits
 from trialogue.score.reward import grade
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.world.domain import from_list
 
@@ -42,7 +42,11 @@ async def hold(domain: Domain, tasks: list[Task], count: int, turns: int, concur
     chosen = tasks[: min(count, len(tasks))]
     size = -(-count // len(chosen))
     groups = rollout(
-        domain, chosen, agent, user, group_size=size, concurrency=concurrency, limits=limits, grade=grade
+        domain,
+        chosen,
+        agent,
+        user,
+        RolloutSettings(group_size=size, concurrency=concurrency, limits=limits, grade=grade),
     )
     async for group in groups:
         assert all(item.value == 1 for item in group.trajectories)

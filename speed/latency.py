@@ -56,7 +56,7 @@ async def hold(
 ) -> tuple[float, float, float]:
     """Seconds taken, seconds of the critical path, and of all users' answers one after the other."""
     from trialogue.score.reward import grade
-    from trialogue.talk.rollout import rollout
+    from trialogue.talk.rollout import RolloutSettings, rollout
     from trialogue.talk.scripted import ScriptedModel, call
 
     domain, tasks = world
@@ -75,7 +75,11 @@ async def hold(
     chosen = tasks[: conversations // SIBLINGS]
     started = perf_counter()
     groups = rollout(
-        domain, chosen, agent, user, group_size=SIBLINGS, concurrency=conversations, grade=grade, redraws=0
+        domain,
+        chosen,
+        agent,
+        user,
+        RolloutSettings(group_size=SIBLINGS, concurrency=conversations, grade=grade, redraws=0),
     )
     held = [item async for group in groups for item in group.trajectories]
     seconds = perf_counter() - started

@@ -79,7 +79,7 @@ def step_ours(
     from trialogue.config import LossSettings
     from trialogue.engine.api import EngineSettings, OptimParams, Row, SamplingParams
     from trialogue.engine.torch_engine import TorchEngine
-    from trialogue.learn.grpo import PolicyLoss, advantages
+    from trialogue.learn.losses import PolicyLoss, advantages
 
     _, first = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     engine = TorchEngine(folder, EngineSettings(device="cpu", precision=precision))

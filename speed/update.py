@@ -45,7 +45,7 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
     import trialogue.engine.update as update
     from trialogue.engine.api import EngineSettings, OptimParams, Row
     from trialogue.engine.torch_engine import TorchEngine
-    from trialogue.learn.grpo import CrossEntropy
+    from trialogue.learn.losses import CrossEntropy
 
     engine = TorchEngine(folder, EngineSettings(device="cpu", max_tokens_per_micro_batch=FITTING))
     if not share:

@@ -60,7 +60,7 @@ def make_run(folder: Path, conversations: int = 10_000, turns: int = 50, steps: 
         tools = {"get_order": 100 + step, "cancel_order": 40}
         reward = 0.3 + 0.4 * step / steps
         figures = {"reward": reward, "reward_spread": 0.3, "turns": float(turns), "tools": tools}
-        run.add_metrics({"step": step, **figures, "flat_groups": 0.2, "entropy": 0.3, "failed": 0})
+        run.add_metrics({"step": step, **figures, "no_signal": 0.2, "entropy": 0.3, "failed": 0})
         run.add_timings(step, rollout=9.0, update=4.0)
     run.close("finished")
     return run.path

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from trialogue import Call, Database, Domain, Environment, Expected, Record, Table, Task, tool
 from trialogue.score.reward import grade
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.world.domain import from_list
 
@@ -134,7 +134,9 @@ def measure_conversations(domain: Domain, tasks: list[Task], rounds: int = 3) ->
 
     async def hold() -> list[int]:
         size = CONVERSATIONS // len(tasks)
-        groups = rollout(domain, tasks, agent, user, group_size=size, concurrency=CONCURRENCY, grade=grade)
+        groups = rollout(
+            domain, tasks, agent, user, RolloutSettings(group_size=size, concurrency=CONCURRENCY, grade=grade)
+        )
         held = [item async for group in groups for item in group.trajectories]
         assert all(item.value == 1 for item in held)
         return [len(item.turns) for item in held]

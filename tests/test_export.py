@@ -94,9 +94,9 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
         (["optimizer.schedule=linear"], "set optimizer.schedule=constant or cosine"),
         (["loss.reduction=constant", "loss.constant=10.5"], "whole number"),
         (["training.curriculum=0.7"], "verl knows nothing like training.curriculum"),
-        (["training.score_failures=true", "checks.entropy=0.1"], "training.score_failures, checks.entropy"),
+        (["training.curriculum=0.5", "checks.entropy=0.1"], "training.curriculum, checks.entropy"),
         (["stragglers.policy=cut"], "nothing like stragglers.policy"),
-        (["engine.vllm=http://host:8000"], "nothing like engine.vllm"),
+        (["engine.name=vllm"], "nothing like engine.name"),
         (["user.concurrency=4"], "4 requests at once cannot be shared by verl's 8 workers"),
     ],
 )

@@ -128,7 +128,7 @@ def test_nor_is_it_in_what_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.
     from trialogue.corpus.draft import write_folder
     from trialogue.corpus.review import Verdict, Verdicts, write_reviewed
     from trialogue.corpus.synthesize import decide_again, synthesize
-    from trialogue.hosts.conversations import Holding
+    from trialogue.hosts.conversations import Conversations
     from trialogue.world.simulated import Scenario
 
     settings = ["synthesize.count=2", "synthesize.validation=0.0", f"run.directory={tmp_path}", "run.name=r"]
@@ -148,7 +148,7 @@ def test_nor_is_it_in_what_is_made_of_a_run(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     assert decide_again(run)["accepted"] == 1
     assert write_reviewed(file, [item]) == {"accepted": 1, "rejected": 0}
-    Holding.open(TrainConfig(), str(tmp_path)).record(3, [item])
+    Conversations.open(TrainConfig(), str(tmp_path)).record(3, [item])
     write_folder(tmp_path / "drafted", CANARY, Scenario.model_construct(summary="s"), CANARY, "openai:m")
     [row] = parquet.read_table(run / "train.parquet").to_pylist()
     assert CANARY not in str(row)

@@ -318,11 +318,13 @@ AT_OTHER = {"model": "openai:m", "base_url": OTHER}
         (SynthesizeConfig(judge=Speaker(**MY_KEY)), {"judge.api_key_env"}),
         (SftConfig(user=Speaker(**AT_OTHER)), {"user.base_url"}),
         (TrainConfig(audit=AuditSettings(judge=Speaker(**MY_KEY))), {"audit.judge.api_key_env"}),
-        (TrainConfig(engine=EngineChoice(tinker=OTHER)), {"engine.tinker"}),
-        (TrainConfig(engine=EngineChoice(vllm=OTHER)), {"engine.vllm"}),
+        (TrainConfig(engine=EngineChoice(name="tinker", url=OTHER)), {"engine.url"}),
+        (TrainConfig(engine=EngineChoice(name="vllm", url=OTHER)), {"engine.url"}),
         (
-            TrainConfig(engine=EngineChoice(vllm="http://127.0.0.1:8000", vllm_weights="/home/me/model")),
-            {"engine.vllm_weights"},
+            TrainConfig(
+                engine=EngineChoice(name="vllm", url="http://127.0.0.1:8000", weights="/home/me/model")
+            ),
+            {"engine.weights"},
         ),
         (EvalConfig(agent=Speaker(model="openai:m")), set[str]()),
         (EvalConfig(agent=Speaker(model="openai:m", base_url="http://localhost:8000/v1")), set[str]()),
@@ -366,7 +368,8 @@ def test_the_world_of_a_run_one_chats_with(tmp_path: Path, monkeypatch: pytest.M
 CHOSEN_BY_THE_CALLER = {
     *("TrainConfig.domain", "TrainConfig.data", "Synthesis.against"),
     *("Speaker.base_url", "Speaker.api_key_env"),
-    *("EngineChoice.tinker", "EngineChoice.vllm", "EngineChoice.vllm_weights"),
+    *("EngineChoice.name", "EngineChoice.url", "EngineChoice.weights"),
+    *("AdvantageSettings.name", "LossSettings.name"),
 }
 READ_AS_DATA = {
     *("Speaker.model", "Speaker.otherwise", "Speaker.prompt", "Speaker.personas"),

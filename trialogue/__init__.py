@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trialogue.talk.conversation import converse
     from trialogue.talk.model import Model
     from trialogue.talk.party import Party
-    from trialogue.talk.rollout import rollout
+    from trialogue.talk.rollout import RolloutSettings, rollout
     from trialogue.task import Assertion, Call, Expected, Setup, Task
     from trialogue.trajectory import Group, Reply, Reward, Tokens, Trajectory, Turn
     from trialogue.world.database import Change, Database, Record, Table
@@ -60,6 +60,7 @@ _HOME = {
     "RecordNotFound": "trialogue.errors",
     "Reply": "trialogue.trajectory",
     "Reward": "trialogue.trajectory",
+    "RolloutSettings": "trialogue.talk.rollout",
     "RunError": "trialogue.errors",
     "Setup": "trialogue.task",
     "Table": "trialogue.world.database",
@@ -107,6 +108,7 @@ __all__ = [
     "RecordNotFound",
     "Reply",
     "Reward",
+    "RolloutSettings",
     "RunError",
     "Setup",
     "Table",

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 
 from trialogue.errors import ConfigError, suggest
 from trialogue.settings import (
+    AdvantageSettings,
     CheckSettings,
     EngineChoice,
     Learner,
@@ -189,6 +190,7 @@ class TrainConfig(InDomain):
     rollout: Rollout = Rollout(concurrency=128)
     audit: AuditSettings = AuditSettings()
     budget: Budget = Budget()
+    advantage: AdvantageSettings = AdvantageSettings()
     loss: LossSettings = LossSettings()
     optimizer: Optimizer = Optimizer(learning_rate=2.5e-4, warmup=3, schedule="linear")
     training: Training = Training()

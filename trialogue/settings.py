@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from trialogue.errors import suggest
+from trialogue.seams import Seam, split_reference
+
+ADVANTAGES = ("grpo", "dr_grpo", "rloo")
+LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+ENGINES = ("torch", "tinker", "vllm")
 
 
 class Section(BaseModel):
@@ -13,19 +20,40 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class LossSettings(Section):
-    """The policy loss. Every reduction is named: engines differ silently."""
+def _is_known(*names: str) -> AfterValidator:
+    """Accepts a built-in name, or a reference to code."""
 
-    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = "grpo"
-    """grpo: clipped ratio; dr_grpo: advantages not divided by their spread; dapo: upper clip of its own;
-    gspo: one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; rloo:
-    each conversation against the mean of its siblings."""
+    def check(value: str) -> str:
+        if value not in names and split_reference(value) is None:
+            allowed = f"{', '.join(filter(None, names))}, module:name or path/to/file.py:name"
+            raise ValueError(f"must be one of {allowed}{suggest(value, names)}")
+        return value
+
+    return AfterValidator(check)
+
+
+class AdvantageSettings(Section):
+    """How much better a conversation was than the others of its group."""
+
+    name: Annotated[str, Seam(), _is_known("", *ADVANTAGES)] = ""
+    """grpo: reward minus mean, divided by the standard deviation; dr_grpo: not divided; rloo: reward minus mean
+    of the others; or module:name of a function (group) that returns one number per conversation, or a list with
+    one number per reply. Empty: the advantage of that name that belongs to loss.name, else grpo."""
+
+
+class LossSettings(Section):
+    """The policy loss. Every reduction is named, because engines differ silently."""
+
+    name: Annotated[str, Seam(), _is_known(*LOSSES)] = "grpo"
+    """grpo, dr_grpo, rloo: clipped ratio (they differ in their advantage); dapo: an upper clip of its own; gspo:
+    one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; or module:name of
+    a function (new_logprobs, batch) that returns a scalar and metrics."""
     reduction: Literal["token", "row", "constant"] = "token"
     """token: mean over all trained tokens of the step; row: mean within each conversation, then over
     conversations; constant: sum over tokens divided by conversations times `constant`. A conversation whose
     template rewrote its history, and so is several rows, counts once."""
     constant: float = Field(default=1024.0, gt=0)
-    """Divisor of the constant reduction: the longest reply one reckons with."""
+    """Divisor of the constant reduction: the longest reply that is expected."""
     clip_low: float | None = Field(default=None, ge=0)
     """How far below 1 a ratio may fall before it stops counting; 0.2, for gspo 0.0003, where empty."""
     clip_high: float | None = Field(default=None, ge=0)
@@ -119,7 +147,7 @@ class Training(Section):
     """Optimizer steps each batch of conversations is split into; 1 is strictly on-policy."""
     temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of the agent while it learns."""
-    redraw_flat_groups: int = Field(default=0, ge=0)
+    redraw_no_signal: int = Field(default=0, ge=0)
     """Dynamic sampling: how often a step draws new tasks in place of groups without signal."""
     curriculum: float = Field(default=0.0, ge=0, le=1)
     """Begin with the lowest of tasks.levels; the next when a step's mean reward passes this; 0 is off."""
@@ -133,10 +161,6 @@ class Training(Section):
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many of the newest checkpoints stay."""
-    train_on_everything: bool = False
-    """Ablation: train on the user's and the tools' tokens too."""
-    score_failures: bool = False
-    """Ablation: give failed conversations the reward 0 instead of leaving them out."""
 
 
 class CheckSettings(Section):
@@ -149,7 +173,7 @@ class CheckSettings(Section):
     """The range rewards lie in."""
     entropy: float = Field(default=0.01, ge=0)
     """Nats per token under which the agent has stopped varying."""
-    flat_steps: int = Field(default=5, ge=1)
+    no_signal_steps: int = Field(default=5, ge=1)
     """Steps in a row without any signal from which each one warns."""
     broken_steps: int = Field(default=3, ge=1)
     """Steps in a row without a finite gradient, or with failed conversations only, that stop the run."""
@@ -161,27 +185,29 @@ class CheckSettings(Section):
 class StragglerSettings(Section):
     """What a step does about conversations that take much longer than the others."""
 
-    policy: Literal["wait", "cut", "carry"] = "wait"
+    policy: Literal["wait", "cut", "async"] = "wait"
     """wait: a step ends with its last conversation, and equal seeds give equal runs; cut: those still under
-    way fail, unscored; carry: they go on into the next steps, speaking with newer weights."""
+    way fail, unscored; async: they go on into the next steps, sampled with newer weights."""
     quorum: float = Field(default=0.75, gt=0, le=1)
     """Share of a step's conversations that are over before the step stops waiting."""
     patience: float = Field(default=1.25, ge=1)
     """How long the rest gets, as a multiple of the time that took."""
     staleness: int = Field(default=2, ge=1)
-    """Steps after which what was carried is cut: no trained token is older than this many versions."""
+    """async: conversations are cut after this many steps: no trained token is older than this many versions."""
 
 
 class EngineChoice(Section):
-    """Engines other than the embedded one."""
+    """What computes: samples replies and updates weights."""
 
-    tinker: str | None = None
-    """Address of a Tinker-compatible service that holds and trains the weights; this process where empty."""
-    tinker_reduction: Literal["sum", "sequence_mean"] = "sum"
-    """How that service adds up token losses: sum (hosted), sequence_mean (SkyRL's server)."""
-    vllm: str | None = None
-    """Address of a vLLM server that samples with the weights trained here; this process where empty."""
-    vllm_weights: str = "runs/.vllm"
-    """Folder both see, through which weights reach that server."""
+    name: Annotated[str, Seam(), _is_known(*ENGINES)] = "torch"
+    """torch: this process; tinker: a Tinker-compatible service that holds and trains the weights; vllm: a server
+    that samples with the weights trained here; or module:name of an Engine, or of a function (folder, settings)
+    that makes one."""
+    url: str = ""
+    """Address of the Tinker service or the vLLM server."""
+    reduction: Literal["sum", "sequence_mean"] = "sum"
+    """tinker: how the service adds up token losses: sum (hosted), sequence_mean (SkyRL's server)."""
+    weights: str = "runs/.vllm"
+    """vllm: a folder that both processes see, through which weights reach the server."""
     verl: dict[str, Any] = {}
     """Settings of verl's own, handed over as they are: `trainer.nnodes = 4` under [engine.verl]."""

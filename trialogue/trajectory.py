@@ -187,6 +187,11 @@ class Group(Frozen):
     excluded: tuple[Trajectory, ...] = ()
     """Those spoilt by the user, where the run leaves them out: graded, but in no baseline."""
 
+    @property
+    def everything(self) -> tuple[Trajectory, ...]:
+        """Graded, failed and excluded conversations."""
+        return (*self.trajectories, *self.failed, *self.excluded)
+
 
 H = TypeVar("H", Group, Trajectory)
 

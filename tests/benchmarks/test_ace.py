@@ -13,14 +13,14 @@ from trialogue.benchmarks.ace.grade import find_share, find_wrong
 from trialogue.benchmarks.ace.recorded import score_one
 from trialogue.benchmarks.folder import read_lines
 from trialogue.benchmarks.recorded import score_recorded
-from trialogue.config import EvalConfig, Limits, load_config
+from trialogue.config import EvalConfig, load_config
 from trialogue.errors import ConfigError
 from trialogue.run import read_trajectories
 from trialogue.score.check import check
 from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
 from trialogue.score.reward import grade, regrade
-from trialogue.talk.rollout import attempt
+from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.task import Call, Task
 from trialogue.trajectory import Trajectory
@@ -93,7 +93,7 @@ def test_milestones_are_followed_greedily() -> None:
 
 
 def hold(domain: Any, task: Task, agent: Any, user: Any) -> Trajectory:
-    return asyncio.run(attempt(domain, task, 0, 0, agent, user, limits=Limits(), grade=grade))
+    return asyncio.run(attempt(domain, task, agent, user, RolloutSettings(grade=grade)))
 
 
 def test_alone_the_agent_ends_it(data: Path) -> None:

@@ -15,13 +15,13 @@ from trialogue.benchmarks import bfcl
 from trialogue.benchmarks.bfcl.execute import parse_call
 from trialogue.benchmarks.bfcl.grade import find_fault, to_step
 from trialogue.benchmarks.bfcl.package import CATEGORIES, find_generation, find_package, read_entries
-from trialogue.config import EvalConfig, Limits, load_config
+from trialogue.config import EvalConfig, load_config
 from trialogue.errors import ConfigError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.score.check import check
 from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade, regrade
-from trialogue.talk.rollout import attempt
+from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.trajectory import Reply, Trajectory
 from trialogue.view.report import write_report
@@ -91,7 +91,7 @@ def package(tmp_path: Path) -> Path:
 
 def hold(domain: Any, agent: Any) -> Trajectory:
     [task] = domain.tasks("all")
-    return asyncio.run(attempt(domain, task, 0, 0, agent, domain.user, limits=Limits(), grade=grade))
+    return asyncio.run(attempt(domain, task, agent, domain.user, RolloutSettings(grade=grade)))
 
 
 def test_gold_is_right_and_functions_appear_in_time(package: Path) -> None:

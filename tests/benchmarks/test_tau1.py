@@ -11,11 +11,10 @@ from trialogue.benchmarks import tau1
 from trialogue.benchmarks.folder import read_data, read_lines
 from trialogue.benchmarks.tau1.data import to_task
 from trialogue.benchmarks.tau1.grade import judge_outcome
-from trialogue.config import Limits
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.score.reward import grade
-from trialogue.talk.rollout import attempt
+from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Trajectory, Turn
@@ -143,7 +142,7 @@ def hold(domain: Any, task: Task, agent: list[Any], user: list[Any]) -> Trajecto
     agent_source, user_source = (
         lambda _task, _seed, lines=lines: ScriptedModel(lines) for lines in (agent, user)
     )
-    return asyncio.run(attempt(domain, task, 0, 0, agent_source, user_source, limits=Limits(), grade=grade))
+    return asyncio.run(attempt(domain, task, agent_source, user_source, RolloutSettings(grade=grade)))
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
@@ -192,11 +191,9 @@ def test_the_user_hears_a_cue_that_the_agent_does_not(data: Path) -> None:
         attempt(
             domain,
             domain.tasks("test")[0],
-            0,
-            0,
             lambda _task, _seed: Listener("agent", "Sure."),
             lambda _task, _seed: Listener("user", "###STOP### x"),
-            limits=Limits(),
+            RolloutSettings(),
         )
     )
     assert heard == {"user": ["Hi! How can I help you today?"]}

@@ -15,7 +15,7 @@ from trialogue.messages import Message, ToolCall
 from trialogue.score.check import check
 from trialogue.score.reward import grade, regrade
 from trialogue.talk.find import find_model
-from trialogue.talk.rollout import attempt, rollout
+from trialogue.talk.rollout import RolloutSettings, attempt, rollout
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Trajectory, Turn
@@ -148,9 +148,7 @@ def hold(domain: Any, task: Task, agent: list[Any], user: list[Any], **more: Any
     agent_source, user_source = (
         lambda _task, _seed, lines=lines: ScriptedModel(lines) for lines in (agent, user)
     )
-    return asyncio.run(
-        attempt(domain, task, 0, 0, agent_source, user_source, limits=Limits(), grade=grade, **more)
-    )
+    return asyncio.run(attempt(domain, task, agent_source, user_source, RolloutSettings(grade=grade, **more)))
 
 
 def call(name: str, **arguments: Any) -> Reply:
@@ -243,7 +241,7 @@ def test_gold_parties_win_every_task(name: str, data: Path) -> None:
 
     async def win() -> list[float]:
         tasks = domain.tasks("test")
-        groups = rollout(domain, tasks, agent, user, grade=grade)
+        groups = rollout(domain, tasks, agent, user, RolloutSettings(grade=grade))
         return [item.value async for group in groups for item in group.trajectories]
 
     assert asyncio.run(win()) == [1.0] * len(domain.tasks("test"))
@@ -305,7 +303,7 @@ async def test_telecom_reports_the_share_of_criteria(data: Path) -> None:
         [task],
         lambda _task, _seed: ScriptedModel(["Sorry."]),
         lambda _task, _seed: ScriptedModel(["Help.", "###STOP###"]),
-        grade=grade,
+        RolloutSettings(grade=grade),
     )
     async for group in groups:
         reward = group.trajectories[0].reward

@@ -22,7 +22,7 @@ from trialogue.learn.sft import sft, to_played
 from trialogue.run import read_lines, read_trajectories
 from trialogue.score.check import check
 from trialogue.score.evaluate import evaluate
-from trialogue.score.parties import set_up
+from trialogue.score.parties import open_parties
 from trialogue.world.simulated import Simulated, SimulatedDomain, read_answer, read_scenario
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -236,7 +236,7 @@ async def test_a_scenario_can_be_evaluated_as_any_domain(
     lines = [line for _, line in read_lines(await sft(learned) / "metrics.jsonl")]
     assert [line["step"] for line in lines if line.get("kind") == "eval"] == [0, 1]
     unplayed = to_played(learned).model_copy(update=nobody)
-    assert set_up(unplayed, is_played=False)[0].tool_model is None
+    assert open_parties(unplayed, is_played=False)[0].tool_model is None
 
 
 def test_a_draft_that_stays_wrong_is_refused(tmp_path: Path) -> None:

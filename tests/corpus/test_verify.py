@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trialogue import Message, ToolCall, Trajectory, Turn, find_domain, rollout
+from trialogue import Message, RolloutSettings, ToolCall, Trajectory, Turn, find_domain, rollout
 from trialogue.config import Limits, Speaker
 from trialogue.corpus.verify import verify
 from trialogue.score.evidence import Grounds
@@ -33,7 +33,7 @@ def talks() -> list[Trajectory]:
     user = find_model(Speaker(model="agenda"), "user", SHOP, Limits())
 
     async def hold() -> list[Trajectory]:
-        groups = rollout(SHOP, SHOP.tasks("test", COUNT, 977), agent, user, grade=grade)
+        groups = rollout(SHOP, SHOP.tasks("test", COUNT, 977), agent, user, RolloutSettings(grade=grade))
         return [item async for group in groups for item in group.trajectories]
 
     return sorted(asyncio.run(hold()), key=lambda item: item.id)

@@ -13,7 +13,7 @@ import torch
 from trialogue.config import LossSettings
 from trialogue.engine import EngineSettings, OptimParams, Row, SamplingParams
 from trialogue.engine.torch_engine import TorchEngine
-from trialogue.learn.grpo import PolicyLoss
+from trialogue.learn.losses import PolicyLoss
 
 
 def make_rows(step: int) -> list[Row]:

@@ -14,7 +14,7 @@ from trialogue.config import LossSettings
 from trialogue.engine import OptimParams, Row
 from trialogue.engine.tinker import TinkerEngine, compare, differentiate
 from trialogue.errors import EngineError
-from trialogue.learn.grpo import PolicyLoss
+from trialogue.learn.losses import PolicyLoss
 
 
 class Linear:

@@ -16,7 +16,16 @@ from typing import Any
 
 import pytest
 
-from trialogue import ConfigError, DomainError, Environment, Reply, Trajectory, find_domain, rollout
+from trialogue import (
+    ConfigError,
+    DomainError,
+    Environment,
+    Reply,
+    RolloutSettings,
+    Trajectory,
+    find_domain,
+    rollout,
+)
 from trialogue.config import DraftConfig, EvalConfig, Limits, SynthesizeConfig
 from trialogue.corpus.draft import draft
 from trialogue.corpus.synthesize import synthesize
@@ -64,10 +73,9 @@ async def hold(domain: McpDomain, *lines: str | Reply, number: int = 0, trials: 
         [domain.tasks("test")[number]],
         lambda task, seed: ScriptedModel(lines),
         lambda task, seed: ScriptedModel(["Hello.", "Thank you. ###STOP###"]),
-        group_size=trials,
-        limits=Limits(seconds=400),
-        redraws=0,
-        grade=grade if number == 0 else None,
+        RolloutSettings(
+            group_size=trials, limits=Limits(seconds=400), redraws=0, grade=grade if number == 0 else None
+        ),
     )
     return [item async for group in groups for item in (*group.trajectories, *group.failed)]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trialogue import Reply, Trajectory, find_domain, rollout
+from trialogue import Reply, RolloutSettings, Trajectory, find_domain, rollout
 from trialogue.config import Limits
 from trialogue.score.check import check
 from trialogue.score.reward import grade
@@ -56,10 +56,7 @@ async def hold(domain: McpDomain, *lines: str | Reply, trials: int = 2) -> list[
         domain.tasks("test"),
         lambda task, seed: ScriptedModel(lines),
         lambda task, seed: ScriptedModel(["Hello.", "Thank you. ###STOP###"]),
-        group_size=trials,
-        limits=Limits(seconds=400),
-        redraws=0,
-        grade=grade,
+        RolloutSettings(group_size=trials, limits=Limits(seconds=400), redraws=0, grade=grade),
     )
     return [item async for group in groups for item in (*group.trajectories, *group.failed)]
 

@@ -22,7 +22,7 @@ from trl.trainer.utils import nanstd
 
 from trialogue.config import LossSettings
 from trialogue.engine.api import TokenBatch
-from trialogue.learn.grpo import PolicyLoss, advantages
+from trialogue.learn.losses import PolicyLoss, advantages
 
 ROWS, LENGTH = 6, 9
 LONGEST = 16.0

@@ -152,7 +152,7 @@ EVERY: dict[str, Callable[[Checks], Any]] = {
 def test_every_warning_is_seen_in_terminal_and_page(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = Checks(CheckSettings(flat_steps=1))
+    checks = Checks(CheckSettings(no_signal_steps=1))
     EVERY[kind](checks)
     [warning] = checks.collect()
     assert ":" in warning  # what is wrong, and what to do or what was done
@@ -268,7 +268,7 @@ async def test_weights_that_are_none_are_told(blank: Path) -> None:
 
 async def test_a_reward_that_is_no_number_is_never_scored(train_config: Configure, wall: str) -> None:
     from trialogue.talk.find import find_model
-    from trialogue.talk.rollout import rollout
+    from trialogue.talk.rollout import RolloutSettings, rollout
     from trialogue.world.find import find_domain
 
     config = train_config()
@@ -276,7 +276,11 @@ async def test_a_reward_that_is_no_number_is_never_scored(train_config: Configur
     user = find_model(config.user, "user", domain, config.limits)
     assert domain.oracle is not None
     groups = rollout(
-        domain, domain.tasks("dev", 1), domain.oracle, user, redraws=0, grade=lambda *_: Reward(value=nan)
+        domain,
+        domain.tasks("dev", 1),
+        domain.oracle,
+        user,
+        RolloutSettings(redraws=0, grade=lambda *_: Reward(value=nan)),
     )
     [group] = [group async for group in groups]
     assert group.trajectories == ()

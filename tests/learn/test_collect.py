@@ -299,9 +299,9 @@ async def test_a_gate_lets_replies_end_and_holds_others_back() -> None:
 
 def test_redrawing_needs_whole_steps(wall: str) -> None:
     config = TrainConfig.model_validate(
-        {"stragglers": {"policy": "cut"}, "training": {"redraw_flat_groups": 1}}
+        {"stragglers": {"policy": "cut"}, "training": {"redraw_no_signal": 1}}
     )
-    with pytest.raises(ConfigError, match=r"redraw_flat_groups needs whole steps"):
+    with pytest.raises(ConfigError, match=r"redraw_no_signal needs whole steps"):
         make_waves(find_domain(wall), None, Cast(None), config)  # type: ignore[arg-type]
     assert StragglerSettings().policy == "wait"
 
@@ -377,7 +377,7 @@ async def test_nobody_samples_while_a_checkpoint_is_saved(
         train_config(
             training__steps=2,
             training__checkpoint_every=1,
-            stragglers__policy="carry",
+            stragglers__policy="async",
             stragglers__quorum=0.5,
             stragglers__patience=1.0,
         )
@@ -398,7 +398,7 @@ async def test_partial_conversations_go_on_with_newer_weights(
         training__tasks_per_step=6,
         training__checkpoint_every=1,
         training__eval_every=3,
-        stragglers__policy="carry",
+        stragglers__policy="async",
         stragglers__quorum=0.6,
         stragglers__patience=1.0,
     )

@@ -61,7 +61,7 @@ def test_the_figures_of_a_step() -> None:
     assert found["tools"] == {"paint": 1, "scrape": 1}
     assert (found["reward"], found["success"]) == (0.25, 0.25)
     assert found["reward_spread"] == 0.25
-    assert (found["all_right"], found["all_wrong"], found["flat_groups"]) == (0.0, 0.5, 0.5)
+    assert (found["all_right"], found["all_wrong"], found["no_signal"]) == (0.0, 0.5, 0.5)
     assert (found["turns"], found["turns_max"]) == ((4 + 3 + 2 + 2) / 4, 4)
     assert (found["tool_calls"], found["tool_errors"]) == (0.5, 0.25)
     assert found["reply_tokens"] == (5 + 1 + 4 + 1 + 1) / 5

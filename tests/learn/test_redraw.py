@@ -42,7 +42,7 @@ async def hold_step(step: int, config: TrainConfig) -> tuple[list[Group], list[G
 @pytest.mark.timeout(180)
 async def test_every_level_is_redrawn_as_often_as_it_is_drawn(train_config: Configure) -> None:
     config = train_config(
-        domain="shop", training__tasks_per_step=10, training__group_size=2, training__redraw_flat_groups=1
+        domain="shop", training__tasks_per_step=10, training__group_size=2, training__redraw_no_signal=1
     )
     levels: Counter[int] = Counter()
     step = 0
@@ -58,7 +58,7 @@ async def test_every_level_is_redrawn_as_often_as_it_is_drawn(train_config: Conf
 
 async def test_replacements_are_the_same_for_the_same_seed_and_step(train_config: Configure) -> None:
     config = train_config(
-        domain="shop", training__tasks_per_step=10, training__group_size=2, training__redraw_flat_groups=2
+        domain="shop", training__tasks_per_step=10, training__group_size=2, training__redraw_no_signal=2
     )
 
     async def draw(step: int) -> list[str]:

@@ -31,7 +31,7 @@ from trialogue.run import Run, list_checkpoints, read_about, read_config, read_l
 from trialogue.score.parties import Cast
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
 from trialogue.world.find import find_domain
@@ -125,7 +125,9 @@ async def test_a_checkpoint_is_an_agent(train_config: Configure, trained: Path) 
     for folder in (run, run / "model", list_checkpoints(run)[-1]):
         agent = find_model(Speaker(model=str(folder)), "agent", domain, config.limits)
         user = find_model(config.user, "user", domain, config.limits)
-        groups = rollout(domain, domain.tasks("dev", 1), agent, user, limits=config.limits, grade=grade)
+        groups = rollout(
+            domain, domain.tasks("dev", 1), agent, user, RolloutSettings(limits=config.limits, grade=grade)
+        )
         [group] = [group async for group in groups]
         [talk] = group.trajectories
         assert talk.end == "user_stop"
@@ -228,8 +230,8 @@ async def test_an_importance_cap_needs_whole_steps(train_config: Configure) -> N
 async def test_a_run_that_cannot_be_set_up_is_let_go_of(
     train_config: Configure, sft_config: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = train_config(stragglers__policy="cut", training__redraw_flat_groups=1)
-    with pytest.raises(ConfigError, match="redraw_flat_groups needs whole steps"):
+    wrong = train_config(stragglers__policy="cut", training__redraw_no_signal=1)
+    with pytest.raises(ConfigError, match="redraw_no_signal needs whole steps"):
         await train(wrong)
     path = Path(wrong.run.directory) / "train"
     assert read_about(path)["state"] == "failed"
@@ -348,14 +350,14 @@ def test_control_c_saves_and_the_run_goes_on(train_config: Configure, trained: P
 async def test_groups_without_signal_are_counted_and_skipped(train_config: Configure, blank: Path) -> None:
     run = await train(train_config(training__steps=2))  # random weights never paint blue
     for line in read_metrics(run):
-        assert (line["flat_groups"], line["skipped"], line["reward"]) == (1.0, 1.0, 0.0)
+        assert (line["no_signal"], line["skipped"], line["reward"]) == (1.0, 1.0, 0.0)
         assert "loss" not in line
     weights = load_file(run / "model" / "model.safetensors")
     assert all(value.equal(weights[name]) for name, value in load_file(blank / "model.safetensors").items())
 
 
-async def test_flat_groups_are_drawn_anew(train_config: Configure) -> None:
-    run = await train(train_config(training__steps=1, training__redraw_flat_groups=2))
+async def test_no_signal_are_drawn_anew(train_config: Configure) -> None:
+    run = await train(train_config(training__steps=1, training__redraw_no_signal=2))
     [line] = read_metrics(run)
     assert line["redrawn_groups"] == 6
     assert line["conversations"] == 36  # figures are of all that were held

@@ -18,7 +18,7 @@ from trialogue.engine.tinker import differentiate
 from trialogue.errors import ConfigError
 from trialogue.hosts.conversations import refuse_rows
 from trialogue.learn.checkpoint import load_learner
-from trialogue.learn.grpo import PolicyLoss
+from trialogue.learn.losses import PolicyLoss
 from trialogue.learn.train import update
 
 Configure = Callable[..., TrainConfig]

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from trialogue import Message, Reply, Task, Tool, Trajectory, Turn, find_domain, rollout
+from trialogue import Message, Reply, RolloutSettings, Task, Tool, Trajectory, Turn, find_domain, rollout
 from trialogue.config import AuditSettings, EvalConfig, Speaker
 from trialogue.run import read_trajectories
 from trialogue.score.audit import audit
@@ -30,7 +30,7 @@ Plant = Callable[[Trajectory, Random], Trajectory | None]
 
 
 async def hold(tasks: Sequence[Task], agent: Any) -> list[Trajectory]:
-    groups = rollout(SHOP, tasks, agent, make_agenda_user, grade=grade)
+    groups = rollout(SHOP, tasks, agent, make_agenda_user, RolloutSettings(grade=grade))
     return [item async for group in groups for item in group.trajectories]
 
 
@@ -279,7 +279,11 @@ async def test_a_spoilt_conversation_is_reported_or_left_out_and_held_anew(tasks
 
     async def run(**more: Any) -> list[Any]:
         groups = rollout(
-            SHOP, tasks[:12], SHOP.oracle, Blunder, group_size=2, grade=grade, audit=report, **more
+            SHOP,
+            tasks[:12],
+            SHOP.oracle,
+            Blunder,
+            RolloutSettings(group_size=2, grade=grade, audit=report, **more),
         )
         return [group async for group in groups]
 
@@ -342,13 +346,17 @@ async def test_a_judge_is_heard_and_a_judge_who_fails_never_blames_the_user(task
     ]
     judge = Judge(f"```json\n{json.dumps({'faults': faults})}\n```")
     audits = find_audit(AuditSettings(), Speaker(model="agenda"), SHOP, judge)
-    groups = rollout(SHOP, tasks[:1], SHOP.oracle, make_agenda_user, grade=grade, audit=audits)
+    groups = rollout(
+        SHOP, tasks[:1], SHOP.oracle, make_agenda_user, RolloutSettings(grade=grade, audit=audits)
+    )
     [group] = [group async for group in groups]
     [finding] = group.trajectories[0].findings
     assert (finding.kind, finding.turn, finding.by) == ("role", 0, "judge")
     assert tasks[0].instructions.splitlines()[0] in judge.asked[0]
     silent = find_audit(AuditSettings(), Speaker(model="agenda"), SHOP, Judge("no idea"))
-    groups = rollout(SHOP, tasks[:1], SHOP.oracle, make_agenda_user, grade=grade, audit=silent, redraws=0)
+    groups = rollout(
+        SHOP, tasks[:1], SHOP.oracle, make_agenda_user, RolloutSettings(grade=grade, audit=silent, redraws=0)
+    )
     [group] = [group async for group in groups]
     assert (group.failed[0].blame, group.failed[0].reward) == ("judge", None)
     assert "the verdict on the user cannot be read" in (group.failed[0].error or "")

@@ -27,7 +27,7 @@ from trialogue.config import EvalConfig, Limits, RunSettings, Speaker
 from trialogue.run import Run, is_listed
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.world.find import find_domain
 
 SECONDS = float(os.environ.get("TRIALOGUE_LOAD_SECONDS", "2"))
@@ -161,11 +161,9 @@ async def test_many_at_once(tmp_path: Path) -> None:
         endless(),
         agent,
         lambda task, seed: Waiting(agenda(task, seed), seed + 1),
-        limits=Limits(seconds=10 * SECONDS + 600),  # many replies, each waited for
-        concurrency=AT_ONCE,
-        grade=grade,
-        each=keep,
-        redraws=0,
+        RolloutSettings(
+            limits=Limits(seconds=10 * SECONDS + 600), concurrency=AT_ONCE, grade=grade, each=keep, redraws=0
+        ),
     )
     async for group in groups:
         assert not group.failed, group.failed[0].error

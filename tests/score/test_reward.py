@@ -18,6 +18,7 @@ from trialogue import (
     Message,
     Record,
     Reward,
+    RolloutSettings,
     Table,
     Task,
     ToolCall,
@@ -132,7 +133,10 @@ async def test_a_refused_gold_call_is_the_judges_fault() -> None:
     def speak(task: Task, seed: int) -> ScriptedModel:
         return ScriptedModel(["Well.", STOP])
 
-    [group] = [group async for group in rollout(DOMAIN, [task], speak, speak, grade=grade, redraws=0)]
+    [group] = [
+        group
+        async for group in rollout(DOMAIN, [task], speak, speak, RolloutSettings(grade=grade, redraws=0))
+    ]
     [failed] = group.failed
     assert (failed.blame, failed.reward) == ("judge", None)
 

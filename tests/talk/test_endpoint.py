@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trialogue import Task, Trajectory, find_domain, rollout
+from trialogue import RolloutSettings, Task, Trajectory, find_domain, rollout
 from trialogue.config import Budget, EvalConfig, Speaker
 from trialogue.errors import BudgetError, ConfigError
 from trialogue.lines import unstamp
@@ -55,7 +55,9 @@ def make_user(
 
 
 async def hold(tasks: Sequence[Task], user: Any, **more: Any) -> tuple[list[Trajectory], list[Trajectory]]:
-    groups = [group async for group in rollout(SHOP, tasks, SHOP.oracle, user, grade=grade, **more)]
+    groups = [
+        group async for group in rollout(SHOP, tasks, SHOP.oracle, user, RolloutSettings(grade=grade, **more))
+    ]
     held = [item for group in groups for item in group.trajectories]
     return held, [item for group in groups for item in [*group.failed, *group.excluded]]
 

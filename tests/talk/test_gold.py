@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trialogue import Call, Database, Domain, Expected, Task, ToolError, rollout, tool
+from trialogue import Call, Database, Domain, Expected, RolloutSettings, Task, ToolError, rollout, tool
 from trialogue.config import Limits, Speaker
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
@@ -77,7 +77,10 @@ async def test_both_sides_do_their_part(name: str) -> None:
     gold: Any = {
         side: find_model(Speaker(model="gold"), side, domain, Limits()) for side in ("agent", "user")
     }
-    [group] = [item async for item in rollout(domain, [task], gold["agent"], gold["user"], grade=grade)]
+    [group] = [
+        item
+        async for item in rollout(domain, [task], gold["agent"], gold["user"], RolloutSettings(grade=grade))
+    ]
     assert group.failed == ()
     [held] = group.trajectories
     assert held.value == 1.0, held.reward
@@ -92,5 +95,7 @@ async def test_a_refused_gold_call_is_told_unless_the_domain_has_a_rule_of_its_o
     domain = Domain("desk", "Help.", Desk.load({"steps": []}), from_list("desk", [task]))
     gold: Any = find_model(Speaker(model="gold"), "agent", domain, Limits())
     user: Any = find_model(Speaker(model="gold"), "user", domain, Limits())
-    [group] = [item async for item in rollout(domain, [task], gold, user, grade=grade, redraws=0)]
+    [group] = [
+        item async for item in rollout(domain, [task], gold, user, RolloutSettings(grade=grade, redraws=0))
+    ]
     assert "a gold call was refused: Error: no" in str(group.failed[0].error)

@@ -21,7 +21,7 @@ from trialogue.talk.party import Party
 from trialogue.talk.render.api import find_renderer
 from trialogue.talk.render.load import load_local
 from trialogue.talk.render.templates import COMPACT_TOKENS
-from trialogue.talk.rollout import attempt
+from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
@@ -316,5 +316,5 @@ async def test_a_conversation_that_outgrows_the_models_window_is_too_long() -> N
         return ScriptedModel(["my order number is W1234 and " * 700])
 
     agent = load_local("tiny", Speaker(model="tiny"), Limits(), 0)
-    held = await attempt(domain, task, 0, 0, agent, chatter, limits=Limits(), grade=grade)
+    held = await attempt(domain, task, agent, chatter, RolloutSettings(grade=grade))
     assert (held.end, held.value) == ("too_long", 0.0)

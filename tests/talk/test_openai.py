@@ -29,6 +29,7 @@ from trialogue import (
     ModelError,
     Record,
     Reply,
+    RolloutSettings,
     Table,
     Task,
     Turn,
@@ -249,7 +250,10 @@ async def hold(server: Server, *faults: Any, **settings: Any) -> tuple[Any, list
     agent, waits = make(server, **settings)
     user, _ = make(server, "user", "user")
     try:
-        groups = [group async for group in rollout(domain, [TASK], agent, user, grade=grade, redraws=0)]
+        groups = [
+            group
+            async for group in rollout(domain, [TASK], agent, user, RolloutSettings(grade=grade, redraws=0))
+        ]
     finally:
         await agent.close()
         await user.close()

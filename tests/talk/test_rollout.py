@@ -38,7 +38,7 @@ from trialogue.errors import BudgetError
 from trialogue.talk.model import Model
 from trialogue.talk.rate_limit import off_the_clock
 from trialogue.talk.replay import Recorder, Replay
-from trialogue.talk.rollout import Deadline
+from trialogue.talk.rollout import Deadline, RolloutSettings
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.trajectory import Finding, Tokens, Usage
 from trialogue.world.domain import STOP, Environment, from_list
@@ -103,7 +103,7 @@ async def collect(
     agent: Any, user: Any = stopping, tasks: Sequence[Task] = TASKS, **more: Any
 ) -> list[Group]:
     more.setdefault("grade", one)
-    return [group async for group in rollout(DOMAIN, tasks, agent, user, **more)]
+    return [group async for group in rollout(DOMAIN, tasks, agent, user, RolloutSettings(**more))]
 
 
 async def test_no_more_conversations_than_allowed_are_held_at_once() -> None:
@@ -133,7 +133,7 @@ async def test_groups_come_out_as_they_finish() -> None:
         return Acts(wait) if task.id == "t0" else ScriptedModel(["Quick."])
 
     seen: list[str] = []
-    async for group in rollout(DOMAIN, TASKS, agent, stopping, group_size=2, concurrency=12):
+    async for group in rollout(DOMAIN, TASKS, agent, stopping, RolloutSettings(group_size=2, concurrency=12)):
         seen.append(group.task.id)
         if len(seen) == 5:
             gate.set()
@@ -150,7 +150,9 @@ async def test_the_source_of_tasks_may_have_no_end() -> None:
             asked += 1
             yield Task(id=f"e{asked}", domain="count", instructions="")
 
-    async with aclosing(rollout(DOMAIN, endless(), seeded_text, stopping, concurrency=4)) as groups:
+    async with aclosing(
+        rollout(DOMAIN, endless(), seeded_text, stopping, RolloutSettings(concurrency=4))
+    ) as groups:
         got = [await anext(groups) for _ in range(20)]
     assert len({group.task.id for group in got}) == 20
     assert asked <= 40
@@ -287,7 +289,7 @@ async def test_the_collector_leaves_alone_what_was_there_only_while_conversation
         rare.append(gc.get_threshold()[2])
         return seeded_text(task, seed)
 
-    first = rollout(DOMAIN, TASKS, look, stopping, grade=one)
+    first = rollout(DOMAIN, TASKS, look, stopping, RolloutSettings(grade=one))
     async with aclosing(first):
         await anext(first)
         await collect(look)  # another one begins and ends meanwhile

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trialogue import ConfigError, Reply, Task, Tool, Turn, find_domain, rollout
+from trialogue import ConfigError, Reply, RolloutSettings, Task, Tool, Turn, find_domain, rollout
 from trialogue.config import Limits, Speaker
 from trialogue.score.reward import grade
 from trialogue.talk.agenda import Agenda, make_agenda_user
@@ -102,7 +102,7 @@ async def test_a_persona_is_told_recorded_and_the_same_when_held_again() -> None
     runs: list[list[Any]] = []
     for _ in range(2):
         user = Hears()
-        groups = rollout(domain, TASKS[:4], SHOP.oracle, user, grade=grade, group_size=2)
+        groups = rollout(domain, TASKS[:4], SHOP.oracle, user, RolloutSettings(grade=grade, group_size=2))
         runs.append([item async for group in groups for item in group.trajectories])
         prompts = set(user.prompts)
     assert [item.to_json() for item in runs[0]] == [item.to_json() for item in runs[1]]
@@ -110,7 +110,7 @@ async def test_a_persona_is_told_recorded_and_the_same_when_held_again() -> None
     hashes = {hashlib.sha256(text.encode()).hexdigest()[:12] for text in prompts}
     assert {item.meta["prompt"] for item in runs[0]} == hashes
     assert all("# Your manner" in text for text in prompts)
-    plain = rollout(SHOP, TASKS[:4], SHOP.oracle, make_agenda_user, grade=grade)
+    plain = rollout(SHOP, TASKS[:4], SHOP.oracle, make_agenda_user, RolloutSettings(grade=grade))
     assert ["persona" in item.meta for group in [g async for g in plain] for item in group.trajectories] == [
         False
     ] * 4
@@ -124,7 +124,7 @@ async def test_several_models_share_a_run_by_weight_and_are_replayed(tmp_path: P
     source = Recorder(find_model(speaker, "user", SHOP, Limits()), tmp_path / "user.jsonl")
 
     async def hold(user: Any) -> list[Any]:
-        groups = rollout(SHOP, TASKS, SHOP.oracle, user, grade=grade, group_size=4)
+        groups = rollout(SHOP, TASKS, SHOP.oracle, user, RolloutSettings(grade=grade, group_size=4))
         return sorted(
             [item async for group in groups for item in group.trajectories], key=lambda item: item.id
         )

@@ -15,7 +15,7 @@ from trialogue.view.paired import compare_runs, to_comparison
 from trialogue.view.report import write_report
 from trialogue.view.trackers import Trackers, flatten
 
-STEP = {"reward": 0.34, "turns": 7.8, "flat_groups": 0.31, "entropy": 0.05, "failed": 1, "cost": 0.02}
+STEP = {"reward": 0.34, "turns": 7.8, "no_signal": 0.31, "entropy": 0.05, "failed": 1, "cost": 0.02}
 
 
 def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +26,7 @@ def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> 
         shown(0, {"kind": "stopping"})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step=0/3 pass1=0.250 s=")
-    expected = "step=1/3 reward=0.340 turns=7.800 zero_adv=0.310 entropy=0.050 errors=1 cost=0.0200 s="
+    expected = "step=1/3 reward=0.340 turns=7.800 no_signal=0.310 entropy=0.050 errors=1 cost=0.0200 s="
     assert lines[1].startswith(expected)
     assert lines[1].endswith(" left=0s")
     assert lines[2].startswith("stopping: step 2 is finished and saved first, then the run ends; ")
@@ -55,7 +55,7 @@ def test_the_block() -> None:
     assert "rollout 41/64" in text
     assert "12 errors" in text
     assert "pass^1 0.31 (0.25–0.40)" in text
-    assert "zero-adv 31%" in text
+    assert "no signal 31%" in text
     assert "cost 0.2400" in text
     assert "trialogue view runs" in text
     steps(12, {"kind": "stopping"})

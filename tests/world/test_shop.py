@@ -10,7 +10,7 @@ import pytest
 from trialogue.errors import ConfigError
 from trialogue.score.reward import grade
 from trialogue.talk.agenda import make_agenda_user
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domains.shop import domain
@@ -23,7 +23,9 @@ from trialogue.world.domains.shop.wording import collect_texts, list_texts, read
 
 
 async def hold(tasks: list[Task], agent: Any, trials: int = 1, seed: int = 0) -> list[Trajectory]:
-    groups = rollout(domain, tasks, agent, make_agenda_user, group_size=trials, seed=seed, grade=grade)
+    groups = rollout(
+        domain, tasks, agent, make_agenda_user, RolloutSettings(group_size=trials, seed=seed, grade=grade)
+    )
     held = [trajectory async for group in groups for trajectory in group.trajectories + group.failed]
     return sorted(held, key=lambda trajectory: trajectory.id)
 

@@ -19,7 +19,7 @@ from time import monotonic
 from tools.tiny_base.school import PAIRS, WORDS, School
 from trialogue.config import Limits, Speaker
 from trialogue.engine.api import EngineSettings, OptimParams
-from trialogue.learn.grpo import CrossEntropy
+from trialogue.learn.losses import CrossEntropy
 from trialogue.output import echo
 from trialogue.talk.find import find_model
 from trialogue.talk.render.load import save_renderer

@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from math import ceil
 from pathlib import Path
@@ -43,7 +43,7 @@ from trialogue.run import (
 )
 from trialogue.score.evaluate import LEDGER_SECONDS
 from trialogue.score.metrics import PriceOf, find_prices
-from trialogue.score.parties import set_up
+from trialogue.score.parties import open_parties
 from trialogue.score.resume import refuse_claims, settle
 from trialogue.score.reward import grade
 from trialogue.talk.budget import add_up, to_cost
@@ -74,13 +74,13 @@ async def synthesize(
     """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
     began = written = monotonic()
     config = settle(config, "synthesize", resume)
-    domain, cast = set_up(config)
-    account = cast.account
+    domain, parties = open_parties(config)
+    account = parties.account
     workshop = Workshop(config, domain)
 
     def find(speaker: Speaker, side: Side, role: str) -> ModelSource:
         source = find_model(speaker, side, domain, config.limits, config.seed, account, role)
-        cast.made.append(source)
+        parties.opened.append(source)
         return source
 
     agent = find(config.agent, "agent", "agent")
@@ -122,18 +122,17 @@ async def synthesize(
                 domain,
                 workshop.tasks,
                 agent,
-                cast.user,
-                group_size=config.tasks.trials,
-                concurrency=config.rollout.concurrency,
-                limits=config.limits,
-                seed=config.seed,
-                redraws=config.rollout.redraws,
-                grade=grade_if_expected,
-                skip=lambda task, trial, chosen=chosen: (
-                    (task.id, trial) not in chosen or (task.id, trial) in workshop.done
+                parties.user,
+                replace(
+                    parties.to_settings(config),
+                    group_size=config.tasks.trials,
+                    grade=grade_if_expected,
+                    skip=lambda task, trial, chosen=chosen: (
+                        (task.id, trial) not in chosen or (task.id, trial) in workshop.done
+                    ),
+                    failures=lambda task, trial: workshop.failures[task.id, trial],
+                    each=keep,
                 ),
-                failures=lambda task, trial: workshop.failures[task.id, trial],
-                each=keep,
             )
             with phase("synthesize", config.synthesize.count, "verified", workshop.verified) as seen:
                 async with aclosing(groups):
@@ -164,7 +163,7 @@ async def synthesize(
     finally:
         with suppress(RunError):  # on a full disk there is another error to tell
             run.add_ledger(account.take())
-        await cast.close()
+        await parties.close()
         run.close(state)
 
 

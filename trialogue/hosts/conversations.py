@@ -1,19 +1,18 @@
-"""Conversations for a loop that is not ours: one domain, one user, one reward, held until one is graded."""
+"""Conversations for the training loop of another library: one domain, one user, one reward."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trialogue.config import LossSettings, TrainConfig
 from trialogue.errors import ConfigError
 from trialogue.lines import append_records
 from trialogue.score.metrics import SUCCESS, called
-from trialogue.score.parties import Cast, set_up
-from trialogue.score.reward import grade
+from trialogue.score.parties import Parties, open_parties
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import attempt
 from trialogue.task import Task
@@ -22,36 +21,28 @@ from trialogue.world.domain import Domain
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What the conversations of one process share."""
+class Conversations:
+    """The domain, user and settings that all conversations of one process share."""
 
     config: TrainConfig
     domain: Domain
-    cast: Cast
+    parties: Parties
     folder: str
     """Where the configuration came from and records go."""
 
     @classmethod
-    def open(cls, config: TrainConfig, folder: str) -> Holding:
-        return cls(config, *set_up(config), folder)
+    def open(cls, config: TrainConfig, folder: str) -> Conversations:
+        return cls(config, *open_parties(config), folder)
 
-    async def hold(self, task: Task, trial: int, step: int, agent: ModelSource) -> list[Trajectory]:
-        """Hold a conversation, anew where it fails. The last counts; those before it are for the record."""
+    async def hold_until_graded(
+        self, task: Task, trial: int, step: int, agent: ModelSource
+    ) -> list[Trajectory]:
+        """Hold a conversation and draw again while it fails. The last one counts; the others are recorded."""
+        settings = replace(self.parties.to_settings(self.config), name=f"{step}/")
         held: list[Trajectory] = []
-        for draw in range(self.config.rollout.redraws + 1):
+        for draw in range(settings.redraws + 1):
             trajectory = await attempt(
-                self.domain,
-                task,
-                trial,
-                draw,
-                agent,
-                self.cast.user,
-                limits=self.config.limits,
-                seed=self.config.seed,
-                grade=grade,
-                audit=self.cast.audit,
-                exclude=self.cast.exclude,
-                name=f"{step}/",
+                self.domain, task, agent, self.parties.user, settings, trial=trial, draw=draw
             )
             held.append(trajectory)
             if not is_left_out(trajectory):
@@ -59,7 +50,7 @@ class Holding:
         return held
 
     def record(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Keep the conversations as our own loop does, in a file of this process alone."""
+        """Write the conversations as our own loop does, to a file that only this process writes."""
         own = f"step-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
         target = Path(self.folder) / "trajectories" / own
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +70,12 @@ def refuse_rows(loss: LossSettings, renderer: str) -> None:
 
 
 def is_left_out(trajectory: Trajectory) -> bool:
-    """Whether a conversation failed, or its user did not play by the rules: nothing is learned from it."""
+    """Whether nothing is learned from a conversation: it failed, or the audit excluded it."""
     return trajectory.end == "error" or trajectory.excluded
 
 
 def to_figures(trajectory: Trajectory) -> dict[str, float]:
-    """What a conversation tells about itself in numbers, always the same names."""
+    """The figures of one conversation, always under the same names."""
     turns = trajectory.turns
     failed = is_left_out(trajectory)
     return {

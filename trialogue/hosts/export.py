@@ -101,12 +101,10 @@ def to_portable(config: TrainConfig) -> TrainConfig:
 
 UNKNOWN = (
     "training.curriculum",
-    "training.train_on_everything",
-    "training.score_failures",
+    "advantage.",
     "checks.",
     "stragglers.",
-    "engine.tinker",
-    "engine.vllm",
+    "engine.name",
 )
 """Settings of our own loop that verl has nothing for."""
 
@@ -190,7 +188,7 @@ def to_overrides(config: TrainConfig, out: Path, tasks: int) -> dict[str, Any]:
     steps_per_epoch = tasks // training.tasks_per_step
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
-        **to_algorithm(config.loss, bool(training.redraw_flat_groups)),
+        **to_algorithm(config.loss, bool(training.redraw_no_signal)),
         "data.train_files": str(out / "train.parquet"),
         "data.val_files": str(out / "dev.parquet"),
         "data.train_batch_size": training.tasks_per_step,

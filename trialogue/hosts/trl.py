@@ -25,10 +25,10 @@ from typing import Any
 from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, SamplingParams
 from trialogue.errors import ConfigError
-from trialogue.hosts.conversations import Holding, is_left_out, to_figures
+from trialogue.hosts.conversations import Conversations, is_left_out, to_figures
 from trialogue.hosts.export import find_tasks
 from trialogue.learn.rows import to_rows
-from trialogue.score.parties import Cast
+from trialogue.score.parties import Parties
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.render.load import make_renderer
 from trialogue.task import Task
@@ -62,10 +62,10 @@ class Rollout:
     """Conversations with the users and the event loop that all rollouts of a training share."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.holding = Holding.open(config, "")
+        self.conversations = Conversations.open(config, "")
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(
-            target=live, args=(self.loop, self.holding.cast), name="conversations", daemon=True
+            target=live, args=(self.loop, self.conversations.parties), name="conversations", daemon=True
         )
         self.thread.start()
         self._end = weakref.finalize(self, self.loop.call_soon_threadsafe, self.loop.stop)
@@ -74,7 +74,7 @@ class Rollout:
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any] | None]:
         tasks = [Task.model_validate_json(prompt) for prompt in prompts]
         rounds = Rounds(trainer, len(tasks))
-        trajectories = rounds.run(hold_all(self.holding, tasks, trainer, rounds), self.loop)
+        trajectories = rounds.run(hold_conversations(self.conversations, tasks, trainer, rounds), self.loop)
         return to_columns(trajectories, trainer.processing_class.eos_token_id, rounds.scored)
 
     def close(self) -> None:
@@ -83,15 +83,17 @@ class Rollout:
         self.thread.join()
 
 
-def live(loop: asyncio.AbstractEventLoop, cast: Cast) -> None:
+def live(loop: asyncio.AbstractEventLoop, parties: Parties) -> None:
     """Run the loop until it is stopped, then close on it what was opened on it."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         loop.run_forever()
-        runner.run(cast.close())
+        runner.run(parties.close())
 
 
-async def hold_all(holding: Holding, tasks: list[Task], trainer: Any, rounds: Rounds) -> list[Trajectory]:
-    limits, learner = holding.config.limits, holding.config.learner
+async def hold_conversations(
+    conversations: Conversations, tasks: list[Task], trainer: Any, rounds: Rounds
+) -> list[Trajectory]:
+    limits, learner = conversations.config.limits, conversations.config.learner
     renderer = make_renderer(trainer.processing_class, learner.model, learner.renderer)
     sampling = Sampling(reply_tokens=limits.reply_tokens, context_tokens=limits.context_tokens)
     first = trainer.accelerator.process_index * len(tasks)
@@ -102,7 +104,7 @@ async def hold_all(holding: Holding, tasks: list[Task], trainer: Any, rounds: Ro
 
     async def hold(task: Task, trial: int) -> Trajectory:
         try:
-            return (await holding.hold(task, trial, trainer.state.global_step, agent))[-1]
+            return (await conversations.hold_until_graded(task, trial, trainer.state.global_step, agent))[-1]
         finally:
             rounds.leave()
 

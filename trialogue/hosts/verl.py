@@ -22,7 +22,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, Row, SamplingParams
 from trialogue.errors import ConfigError, EngineError
-from trialogue.hosts.conversations import Holding, is_left_out, refuse_rows, to_figures
+from trialogue.hosts.conversations import Conversations, is_left_out, refuse_rows, to_figures
 from trialogue.learn.rows import to_rows
 from trialogue.run import to_timings
 from trialogue.talk.local import LocalModel, Sampling
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class ConversationLoop(AgentLoopBase):
-    """One conversation. verl makes an object for each, so whatever they share is kept by `open_holding`."""
+    """One conversation. verl makes an object for each; what they share is in `open_conversations`."""
 
     def __init__(self, *args: Any, settings: str, **options: Any) -> None:
         # verl's own templates are not used, so a tokenizer need not have the tokens they want.
         super().__init__(*args, **{**options, "hf_model_type": None})
-        self.holding = open_holding(settings)
+        self.conversations = open_conversations(settings)
         self.renderer = open_renderer(settings, self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
@@ -52,14 +52,14 @@ class ConversationLoop(AgentLoopBase):
         step = int(row.get("global_steps", 0))
         sizes = Sizes(int(self.rollout_config.prompt_length), int(self.rollout_config.response_length))
         agent = self.make_agent(sampling_params, sizes)
-        trajectories = await self.holding.hold(task, trial, step, agent)
-        await asyncio.to_thread(self.holding.record, step, trajectories)
+        trajectories = await self.conversations.hold_until_graded(task, trial, step, agent)
+        await asyncio.to_thread(self.conversations.record, step, trajectories)
         trajectory = trajectories[-1]
         if is_left_out(trajectory):
             log.warning("%s failed, %s to blame: %s", trajectory.id, trajectory.blame, trajectory.error)
         outputs = to_outputs(trajectory, sizes, self.renderer.stop_tokens[0])
         if len(outputs) > 1:
-            refuse_rows(self.holding.config.loss, self.renderer.name)
+            refuse_rows(self.conversations.config.loss, self.renderer.name)
         if "session_id" in row:
             return [] if is_left_out(trajectory) else outputs
         if len(outputs) > 1:
@@ -70,7 +70,7 @@ class ConversationLoop(AgentLoopBase):
         return outputs[0]
 
     def make_agent(self, sampling_params: Mapping[str, Any], sizes: Sizes) -> ModelSource:
-        limits = self.holding.config.limits
+        limits = self.conversations.config.limits
         context = min(limits.context_tokens, sizes.prompt + sizes.response)
         sampling = Sampling(reply_tokens=limits.reply_tokens, context_tokens=context)
 
@@ -129,17 +129,17 @@ class ServerSampler:
 
 
 @cache
-def open_holding(settings: str) -> Holding:
+def open_conversations(settings: str) -> Conversations:
     """What the conversations of a worker share: configuration, domain and user."""
     config = TrainConfig.model_validate_json(Path(settings).read_text(encoding="utf-8"))
-    return Holding.open(config, str(Path(settings).parent))
+    return Conversations.open(config, str(Path(settings).parent))
 
 
 _renderers: dict[str, Renderer] = {}
 
 
 def open_renderer(settings: str, tokenizer: Any) -> Renderer:
-    learner = open_holding(settings).config.learner
+    learner = open_conversations(settings).config.learner
     if settings not in _renderers:
         _renderers[settings] = make_renderer(tokenizer, learner.model, learner.renderer)
     return _renderers[settings]

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The learner and its checkpoints: weights, tokenizer and renderer in one folder, saved whole or not."""
+"""The learner and its checkpoints: weights, tokenizer and renderer in one folder, saved atomically."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _log = logging.getLogger("trialogue")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A model that learns: what computes, and how messages become its tokens."""
+    """A model that learns: its engine, and how messages become its tokens."""
 
     engine: Engine
     renderer: Renderer
     tokenizer: Any
 
     def agent(self, config: TrainConfig, purpose: str, sampler: Sampler | None = None) -> ModelSource:
-        """The agent that speaks with the present weights: sampled while it learns, greedy when evaluated."""
+        """The agent with the present weights: it samples while it learns, and is greedy when evaluated."""
         sampling = Sampling(
             temperature=config.training.temperature if purpose == "train" else 0.0,
             reply_tokens=config.limits.reply_tokens,
@@ -49,65 +49,49 @@ class Learned:
 
 
 def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None) -> Learned:
-    """Load what a `Learner` setting names, into the engine chosen."""
+    """Load what a `Learner` setting names into the chosen engine."""
     from trialogue.engine.api import EngineSettings, LoraSettings
+    from trialogue.engine.find import find_engine
     from trialogue.engine.models import find_folder
-    from trialogue.engine.torch_engine import TorchEngine
 
-    choice = choice or EngineChoice()
     folder = find_folder(learner.model)
     tokenizer, renderer = load_renderer(folder, learner.renderer)
-    if choice.tinker is not None:
-        from trialogue.engine.tinker import TinkerEngine
-
-        rank = learner.lora_rank or 32
-        service = TinkerEngine(folder, choice.tinker, reduction=choice.tinker_reduction, rank=rank, seed=seed)
-        return Learned(service, renderer, tokenizer)
-    if choice.vllm is not None and learner.lora_rank:
-        raise ConfigError(
-            "engine.vllm takes whole weights; set learner.lora_rank=0 or leave engine.vllm empty"
-        )
-    lora = LoraSettings(r=learner.lora_rank, alpha=learner.lora_alpha) if learner.lora_rank else None
     settings = EngineSettings(
         vocabulary=count_ids(tokenizer),
         device=learner.device,
         precision=learner.precision,
-        lora=lora,
+        lora=LoraSettings(r=learner.lora_rank, alpha=learner.lora_alpha) if learner.lora_rank else None,
         gradient_checkpointing=learner.gradient_checkpointing,
         max_tokens_per_micro_batch=learner.micro_batch_tokens,
         cache_bytes=int(learner.cache_gigabytes * (1 << 30)),
         seed=seed,
     )
-    engine = TorchEngine.load(folder, settings)
-    if choice.vllm is not None:
-        from trialogue.engine.vllm import VllmEngine
-
-        return Learned(VllmEngine(engine, choice.vllm, Path(choice.vllm_weights)), renderer, tokenizer)
-    return Learned(engine, renderer, tokenizer)
+    return Learned(find_engine(choice or EngineChoice(), folder, settings), renderer, tokenizer)
 
 
 def follow(learner: Learner, references: int, seed: int) -> None:
-    """What all processes but the first do under torchrun: hold their part of the weights, compute as told."""
+    """What every process but the first does under torchrun: hold its part of the weights and compute for the
+    first one."""
     from trialogue.engine.shards import find_world
 
     world = find_world()
     if world is None:
-        raise ConfigError("there is nobody to follow; start with torchrun")
+        raise ConfigError("there is no first process to follow; start with torchrun")
     for _ in range(1 + references):
         load_learner(learner, seed)
     world.follow()
 
 
 class Checkpoints:
-    """The checkpoints of a run, newest last; `finish` leaves the model where `eval --agent RUN` finds it."""
+    """The checkpoints of a run. `finish` writes the model to where `eval --agent RUN` finds it."""
 
     def __init__(self, run: Run, learner: Learned, keep: int) -> None:
         self.run, self.learner, self.keep = run, learner, keep
         self.folder = run.path / "checkpoints"
 
     async def save(self, step: int, facts: dict[str, Any] | None = None) -> Path:
-        """Save everything needed to go on after this step: weights, what the loop knows, how far the run's
-        records reach. The folder has its name only when it is whole and on the disk."""
+        """Save what is needed to continue after this step: weights, the state of the loop, and the length of
+        the run's records. The folder gets its name when it is complete and on the disk."""
         target = self.folder / f"step-{step:06d}"
         if await asyncio.to_thread(find_damage, target) is None:
             return target  # the same step has been saved already
@@ -130,14 +114,14 @@ class Checkpoints:
         return target
 
     async def restore(self) -> dict[str, Any]:
-        """Load the newest sound checkpoint and drop what the run recorded after it. Returns what the loop
-        knew, with the step; a run without a checkpoint begins anew."""
+        """Load the newest undamaged checkpoint and drop what the run recorded after it. Returns the state of
+        the loop with the step. A run without a checkpoint begins again."""
         self._clear()
         facts: dict[str, Any] = {"step": 0, "records": {}}
         for folder in reversed(list_checkpoints(self.run.path)):
             damage = await asyncio.to_thread(find_damage, folder)
             if damage is not None:
-                _log.warning("%s is damaged and left out: %s", folder, damage)
+                _log.warning("%s is damaged and skipped: %s", folder, damage)
                 continue
             facts |= json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
             await self.learner.engine.load_state(folder)
@@ -149,7 +133,7 @@ class Checkpoints:
         """Put the final model at `model/`."""
         found = list_checkpoints(self.run.path)
         if not found:
-            raise RunError(f"{self.run.path} has no checkpoint to finish with")
+            raise RunError(f"{self.run.path} has no checkpoint to take the final model from")
         leave = shutil.ignore_patterns(
             "optimizer.safetensors", "random.safetensors", "trainer.json", MANIFEST
         )
@@ -165,7 +149,7 @@ class Checkpoints:
             raise
 
     def _clear(self) -> None:
-        """Remove what was being written when the run ended; what it was to replace is still there."""
+        """Remove what was being written when the run ended. What it would have replaced is still there."""
         for place in (self.folder, self.run.path):
             put_back(place)
         for folder in self.folder.glob(".*"):
@@ -173,16 +157,16 @@ class Checkpoints:
 
 
 class Interrupt:
-    """Turns the first Ctrl-C, or the SIGTERM of a scheduler, into a request to finish the step and save; the
-    second one stops at once. `told` hears of the first."""
+    """Turns the first Ctrl-C, or the SIGTERM of a scheduler, into a request to finish the step and save. The
+    second one stops at once. `notify` is called at the first one."""
 
-    def __init__(self, told: Callable[[], None] | None = None) -> None:
+    def __init__(self, notify: Callable[[], None] | None = None) -> None:
         self.asked = False
-        self._told = told
+        self._notify = notify
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        with suppress(ValueError):  # not the main thread: whoever owns it decides
+        with suppress(ValueError):  # not the main thread: its owner handles signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._hear)
         return self
@@ -197,5 +181,5 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        if self._told is not None:
-            self._told()
+        if self._notify is not None:
+            self._notify()

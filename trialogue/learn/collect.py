@@ -1,31 +1,40 @@
-"""Steps that do not wait for the slowest conversation.
+"""The conversations of a step, graded: `Collector.next_groups`.
 
-The conversations begun in one step are a wave. When most of a wave are over the step goes on with every group
-that is complete. What is still under way is cut, or carried into the next steps: it goes on speaking with the
-newer weights, each reply marked with the version that sampled it, and is cut when it is too old.
+`stragglers.policy` says what a step does about conversations that take much longer than the others. With `wait`
+it waits for all of them. With `cut` and `async` it goes on with every complete group when most conversations
+are over. `cut` ends the others, which fail. `async` lets them continue into the next steps: they go on with
+newer weights, each reply records the version that sampled it, and they are cut when they get too old.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
-from statistics import fmean
 from typing import Any
 
-from trialogue.config import StragglerSettings
-from trialogue.engine.api import Completion, Row, SamplingParams
+from trialogue.config import TrainConfig
+from trialogue.engine.api import Completion, SamplingParams
+from trialogue.errors import ConfigError
+from trialogue.learn.advantages import has_signal
+from trialogue.score.parties import Parties
 from trialogue.talk.local import Sampler
-from trialogue.talk.rollout import Deadline
+from trialogue.talk.model import ModelSource
+from trialogue.talk.rollout import Deadline, derive_seed, rollout
 from trialogue.task import Task
-from trialogue.trajectory import Group, Trajectory
+from trialogue.trajectory import Group, Trajectory, in_order
+from trialogue.world.domain import Domain
+
+Watch = Callable[[int, dict[str, Any]], None]
+"""Called with the number and the metrics of each step. During conversations `kind` is `talk`, with how many
+are over; after Ctrl-C it is `stopping`."""
 
 
 class Gate:
-    """Stands before a sampler: closed while weights change, so that conversations wait instead of failing."""
+    """A sampler that can be closed while weights change: conversations then wait instead of failing."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -53,7 +62,7 @@ class Gate:
 
     @asynccontextmanager
     async def closed(self) -> AsyncGenerator[None]:
-        """Let the replies being sampled come to their end, and hold the others back."""
+        """Wait until the replies being sampled are complete, and hold new ones back."""
         self._open.clear()
         try:
             await self._idle.wait()
@@ -63,7 +72,7 @@ class Gate:
 
 
 @dataclass(eq=False)
-class Wave:
+class RolloutBatch:
     """The conversations begun in one step."""
 
     step: int
@@ -73,9 +82,12 @@ class Wave:
     began: float
     deadline: Deadline = field(default_factory=Deadline)
     finished: list[Group] = field(default_factory=lambda: [])
+    """Complete groups that no step has learned from yet."""
     taken: set[str] = field(default_factory=set[str])
+    """Ids of the tasks whose groups a step has learned from."""
     over: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Task and trial of the conversations that are over."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     job: asyncio.Task[None] | None = None
 
     @property
@@ -86,123 +98,217 @@ class Wave:
     def is_over(self) -> bool:
         return self.job is not None and self.job.done()
 
-    def hear(self, trajectory: Trajectory) -> None:
+    def add_trajectory(self, trajectory: Trajectory) -> None:
         if trajectory.end != "error":
             self.over.add((trajectory.task.id, trajectory.trial))
-            self.moved.set()
+            self.changed.set()
 
-    async def pump(self, groups: AsyncGenerator[Group]) -> None:
+    async def collect(self, groups: AsyncGenerator[Group]) -> None:
         try:
             async for group in groups:
                 self.finished.append(group)
                 self.over |= {(group.task.id, trial) for trial in range(self.size)}
-                self.moved.set()
+                self.changed.set()
         finally:
-            self.moved.set()
+            self.changed.set()
             await groups.aclose()
 
+    async def wait_for_change(self) -> None:
+        self.changed.clear()
+        await self.changed.wait()
 
-Begin = Callable[[Wave], AsyncGenerator[Group]]
-"""Starts the conversations of a wave; its deadline and `hear` are to be told to the rollout."""
 
+class Collector:
+    """Holds the conversations of a run. `batches` are those under way, oldest first."""
 
-class Waves:
-    """The waves of a run, oldest first."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        domain: Domain,
+        agent: ModelSource,
+        parties: Parties,
+        watch: Watch | None = None,
+    ) -> None:
+        if config.stragglers.policy != "wait" and config.training.redraw_no_signal:
+            raise ConfigError("training.redraw_no_signal needs whole steps: set stragglers.policy=wait")
+        self.config, self.domain, self.agent, self.user = config, domain, agent, parties.user
+        self.settings = replace(parties.to_settings(config), group_size=config.training.group_size)
+        self.watch = watch
+        self.levels, self.level = sorted(config.tasks.levels), 0
+        self.started: list[Task] = []
+        """The tasks begun in the newest step."""
+        self.replaced: list[Group] = []
+        """The groups without signal that the newest step replaced by others."""
+        self.batches: list[RolloutBatch] = []
 
-    def __init__(self, settings: StragglerSettings, begin: Begin, group_size: int) -> None:
-        self.settings, self._begin, self._size = settings, begin, group_size
-        self.waves: list[Wave] = []
+    @property
+    def admitted(self) -> list[int]:
+        """The levels of difficulty that tasks are drawn from now."""
+        return self.levels[: self.level + 1] if self.config.training.curriculum else self.levels
 
-    def begin(self, step: int, tasks: Sequence[Task], levels: Sequence[int]) -> Wave:
-        wave = Wave(step, list(levels), list(tasks), self._size, asyncio.get_running_loop().time())
-        wave.job = asyncio.create_task(wave.pump(self._begin(wave)))
-        self.waves.append(wave)
-        return wave
+    def adjust_level(self, reward: float) -> None:
+        """Admit the next level when the mean reward of a step is high enough."""
+        if self.config.training.curriculum and reward >= self.config.training.curriculum:
+            self.level = min(self.level + 1, len(self.levels) - 1) if self.levels else 0
 
-    async def take(self, step: int, last: bool = False) -> list[Group]:
-        """The groups to learn from now. In the last step nothing is carried."""
-        wave = self.waves[-1]
-        await self._wait(wave)
-        bound = self.settings.staleness if self.settings.policy == "carry" and not last else 0
-        for old in self.waves:
-            if step - old.step >= bound and not old.is_over:
-                old.deadline.cut()
-                await asyncio.wait([job for job in (old.job,) if job is not None])
-        while not any(item.finished for item in self.waves) and not wave.is_over:
-            await self._move(wave)
-        for item in self.waves:
-            if item.job is not None and item.job.done():
-                item.job.result()  # what went wrong there is raised here, before anything is taken
+    async def next_groups(self, step: int) -> list[Group]:
+        """The groups that this step learns from, in the order of their tasks."""
+        self.started = choose_tasks(self.domain, self.config, step, 0, self.admitted)
+        self.replaced = []
+        if self.config.stragglers.policy == "wait":
+            return await self._hold_all(step)
+        self.begin(step, self.started, self.admitted)
+        return await self._take(step, is_last=step + 1 == self.config.training.steps)
+
+    async def _hold_all(self, step: int) -> list[Group]:
+        """Wait for all groups. With dynamic sampling, new tasks replace groups without signal."""
+        training = self.config.training
+        kept: list[Group] = []
+        over, wanted = 0, training.tasks_per_step * training.group_size
+
+        def count(conversations: int = 1) -> None:
+            nonlocal over
+            over += conversations
+            if self.watch is not None:
+                self.watch(step, {"kind": "talk", "done": over, "of": max(wanted, over)})
+
+        count(0)
+        for draw in range(training.redraw_no_signal + 1):
+            missing = training.tasks_per_step - len(kept)
+            drawn = choose_tasks(self.domain, self.config, step, draw, self.admitted)
+            tasks = choose_some(drawn, missing, derive_seed(self.config.seed, "redraw", step, draw))
+            settings = replace(
+                self.settings,
+                seed=derive_seed(self.config.seed, "step", step),
+                name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
+                each=lambda _: count(),
+            )
+            groups = [item async for item in rollout(self.domain, tasks, self.agent, self.user, settings)]
+            is_last = draw == training.redraw_no_signal
+            for group in in_order(groups, tasks):
+                (kept if is_last or has_signal(group) else self.replaced).append(group)
+            if len(kept) >= training.tasks_per_step:
+                break
+        return kept
+
+    # -- steps that do not wait for the slowest conversation ---------------------------------------------------
+
+    def hold(self, batch: RolloutBatch) -> AsyncGenerator[Group]:
+        """Hold the conversations of a batch."""
+        settings = replace(
+            self.settings,
+            seed=derive_seed(self.config.seed, "step", batch.step),
+            name=f"{batch.step + 1}/",
+            each=batch.add_trajectory,
+            deadline=batch.deadline,
+        )
+        return rollout(self.domain, batch.tasks, self.agent, self.user, settings)
+
+    def begin(self, step: int, tasks: Sequence[Task], levels: Sequence[int]) -> None:
+        now = asyncio.get_running_loop().time()
+        batch = RolloutBatch(step, list(levels), list(tasks), self.settings.group_size, now)
+        batch.job = asyncio.create_task(batch.collect(self.hold(batch)))
+        self.batches.append(batch)
+
+    async def _take(self, step: int, *, is_last: bool) -> list[Group]:
+        """All complete groups. Nothing is left for later in the last step."""
+        newest = self.batches[-1]
+        await self._wait_for_most(newest)
+        stragglers = self.config.stragglers
+        bound = stragglers.staleness if stragglers.policy == "async" and not is_last else 0
+        for batch in self.batches:
+            if step - batch.step >= bound and not batch.is_over:
+                batch.deadline.cut()
+                await asyncio.wait([job for job in (batch.job,) if job is not None])
+        while not any(batch.finished for batch in self.batches) and not newest.is_over:
+            await newest.wait_for_change()
+        for batch in self.batches:
+            if batch.job is not None and batch.job.done():
+                batch.job.result()  # raises what went wrong, before any group is taken
         groups: list[Group] = []
-        for item in self.waves:
-            place = {task.id: number for number, task in enumerate(item.tasks)}
-            groups += sorted(item.finished, key=lambda group: place[group.task.id])
-            item.taken |= {group.task.id for group in item.finished}
-            item.finished = []
-        self.waves = [item for item in self.waves if not item.is_over]
+        for batch in self.batches:
+            groups += in_order(batch.finished, batch.tasks)
+            batch.taken |= {group.task.id for group in batch.finished}
+            batch.finished = []
+        self.batches = [batch for batch in self.batches if not batch.is_over]
         return groups
 
-    async def _wait(self, wave: Wave) -> None:
-        """Until most of the wave are over, and a little longer for the rest."""
-        loop = asyncio.get_running_loop()
-        enough = ceil(self.settings.quorum * wave.total)
-        while len(wave.over) < enough and not wave.is_over:
-            await self._move(wave)
-        end = wave.began + self.settings.patience * (loop.time() - wave.began)
-        if wave.job is not None and end > loop.time():
-            await asyncio.wait([wave.job], timeout=end - loop.time())
+    async def _wait_for_most(self, batch: RolloutBatch) -> None:
+        """Wait until most conversations of a batch are over, and a little longer for the others."""
+        stragglers, loop = self.config.stragglers, asyncio.get_running_loop()
+        enough = ceil(stragglers.quorum * batch.total)
+        while len(batch.over) < enough and not batch.is_over:
+            await batch.wait_for_change()
+        end = batch.began + stragglers.patience * (loop.time() - batch.began)
+        if batch.job is not None and end > loop.time():
+            await asyncio.wait([batch.job], timeout=end - loop.time())
 
-    async def _move(self, wave: Wave) -> None:
-        wave.moved.clear()
-        await wave.moved.wait()
+    # -- resuming ----------------------------------------------------------------------------------------------
 
-    def to_data(self, step: int) -> list[dict[str, Any]]:
-        """What a checkpoint keeps before a step: tasks that were begun earlier and not yet learned from. They
-        are held anew; the step begins its own itself."""
-        return [
+    def to_data(self, step: int) -> dict[str, Any]:
+        """What a checkpoint before a step keeps: the level, and the tasks of earlier steps that nothing was
+        learned from yet. Their conversations are held again after resuming."""
+        batches = [
             {
-                "step": item.step,
-                "levels": item.levels,
-                "tasks": [task.id for task in item.tasks if task.id not in item.taken],
+                "step": batch.step,
+                "levels": batch.levels,
+                "tasks": [task.id for task in batch.tasks if task.id not in batch.taken],
             }
-            for item in self.waves
-            if item.step < step
+            for batch in self.batches
+            if batch.step < step
         ]
+        return {"level": self.level, "batches": batches}
+
+    def restore(self, known: dict[str, Any]) -> None:
+        """Go on from what `to_data` gave."""
+        self.level = int(known.get("level", 0))
+        for old in known.get("batches", ()):
+            tasks = choose_tasks(self.domain, self.config, old["step"], 0, old["levels"])
+            self.begin(old["step"], [task for task in tasks if task.id in old["tasks"]], old["levels"])
 
     async def close(self) -> None:
-        jobs = [item.job for item in self.waves if item.job is not None]
+        jobs = [batch.job for batch in self.batches if batch.job is not None]
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
 
 
-def count_families(tasks: Iterable[Task], times: int = 1) -> dict[str, int]:
-    """Conversations by family of tasks, so that nobody has to guess whether some are missing."""
-    found = Counter(task.family or "all" for task in tasks)
-    return {family: times * number for family, number in sorted(found.items())}
+# -- which tasks ---------------------------------------------------------------------------------------------
 
 
-def measure_flow(
-    started: Sequence[Task], groups: Sequence[Group], rows: Iterable[Row], size: int, version: int
-) -> dict[str, Any]:
-    """What became of the conversations of a step, by family, and how old the weights were that spoke. What
-    was graded need not be learned from: a group may be flat, a conversation left out."""
-    ids = {row.id for row in rows}
-    learned = [item for group in groups for item in (*group.trajectories, *group.failed) if item.id in ids]
-    held = [item for group in groups for item in group.trajectories]
-    cut = [item for group in groups for item in group.failed if item.meta.get("cut")]
-    ages = [
-        version - turn.tokens.version
-        for item in held
-        for turn in item.turns
-        if turn.side == "agent" and turn.tokens is not None
-        for _ in turn.tokens.reply
-    ]
-    return {
-        "started": count_families(started, size),
-        "graded": count_families(item.task for item in held),
-        "trained": count_families(item.task for item in learned),
-        "cut": count_families(item.task for item in cut),
-        "staleness": fmean(ages) if ages else 0.0,
-        "staleness_max": max(ages, default=0),
-    }
+def choose_tasks(
+    domain: Domain, config: TrainConfig, step: int, draw: int, levels: Sequence[int]
+) -> list[Task]:
+    """The tasks of a step. An endless domain makes new ones; a finite one is gone through in epochs."""
+    wanted = config.tasks
+    count = config.training.tasks_per_step
+    if domain.endless:
+        seed = derive_seed(config.seed, "tasks", step, draw)
+        return domain.tasks(wanted.split, count, seed, levels=levels, families=wanted.families)
+    known = find_known(domain, config, levels)
+    first = (step + draw * config.training.steps) * count
+    chosen: list[Task] = []
+    for place in range(first, first + count):
+        epoch, position = divmod(place, len(known))
+        order = list(range(len(known)))
+        random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(order)
+        chosen.append(known[order[position]])
+    return list({task.id: task for task in chosen}.values())
+
+
+def choose_some(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """A uniform sample of tasks, in their order. The first ones alone would be biased: a domain may list its
+    tasks by level."""
+    places = random.Random(seed).sample(range(len(tasks)), min(count, len(tasks)))
+    return [tasks[place] for place in sorted(places)]
+
+
+def find_known(domain: Domain, config: TrainConfig, levels: Sequence[int]) -> list[Task]:
+    """All tasks of a finite domain that training may use."""
+    wanted = config.tasks
+    known = domain.tasks(wanted.split, wanted.count, config.seed, levels=levels, families=wanted.families)
+    if not known:
+        raise ConfigError(
+            f"{domain.name} has no tasks in split '{wanted.split}' of these levels and families"
+        )
+    return known

@@ -17,8 +17,9 @@ from typing import Any
 from trialogue.activity import phase
 from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
 from trialogue.errors import DomainError, RunError
+from trialogue.learn.collect import Watch, choose_tasks
 from trialogue.learn.sft import find_examples, sft
-from trialogue.learn.train import Watch, choose_tasks, train
+from trialogue.learn.train import train
 from trialogue.run import read_about, read_lines, write_json
 from trialogue.score.evaluate import evaluate
 from trialogue.task import Task
@@ -29,9 +30,9 @@ LEVELS = (1,)
 """Difficulty of the demonstration: one request or question per conversation, which the policy allows."""
 TEST_TASKS = 256
 MINUTES = 6.0
-"""What the whole takes on two quiet cores."""
+"""The time of the whole demonstration on two idle cores."""
 COLD_START = ("sft.faults=0.22", "sft.only_successes=false")
-"""The teacher errs like a real one; what it does wrong is imitated too, and left for learning to sort out."""
+"""The teacher makes mistakes. They are imitated too, so that reinforcement learning has something to correct."""
 
 
 Tell = Callable[[str], None]
@@ -39,7 +40,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a demonstration does."""
+    """The size of a demonstration."""
 
     examples: int = 6000
     steps: int = 36
@@ -49,7 +50,7 @@ class Size:
 
     @classmethod
     def fit(cls, minutes: float) -> Size:
-        """What takes about so many minutes: a share of everything, and enough tests for an interval."""
+        """The size that takes about this many minutes: a fraction of everything, and enough tests for an interval."""
         share, whole = minutes / MINUTES, cls()
         if share >= 1:
             return whole
@@ -63,7 +64,7 @@ class Size:
         )
 
     def describe(self) -> str:
-        """What to expect, in a line."""
+        """What to expect, in one line."""
         whole = Size()
         if self == whole:
             return (
@@ -81,9 +82,9 @@ class Size:
 async def demonstrate(
     directory: Path, seed: int, tell: Tell, watch: Watch, size: Size | None = None
 ) -> dict[str, Any]:
-    """Run the whole, or as much as `size` says, and write `summary.json` and `curve.png` to the directory.
+    """Run the demonstration and write `summary.json` and `curve.png` to the directory.
 
-    Returns the two evaluations and the summary; `tell` hears what comes next, `watch` each step.
+    Returns the two evaluations and the summary. `tell` is called with what comes next, `watch` with each step.
     """
     size = size or Size()
     tell(size.describe())
@@ -144,9 +145,9 @@ async def demonstrate(
 
 
 def refuse_unfinished(run: Path) -> None:
-    """Stop where a part was stopped: what comes next would be told of a model that is half taught."""
+    """Stop where a part was stopped: later figures would describe a model that is half trained."""
     if (state := read_about(run)["state"]) != "finished":
-        raise RunError(f"{run} is {state}, so the demonstration ends here; begin it anew with make demo")
+        raise RunError(f"{run} is {state}, so the demonstration ends here; start it again with make demo")
 
 
 async def take_test(model: Path, name: str, place: Iterable[str], count: int = TEST_TASKS) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def find_learned(cold: SftConfig, warm: TrainConfig) -> Iterable[Task]:
 
 
 def find_overlap(train_tasks: Iterable[Task], test_tasks: Iterable[Task]) -> set[str]:
-    """What two sets of tasks share: records, people, addresses, or the user's sentences."""
+    """What two sets of tasks have in common: records, people, addresses, or sentences of the user."""
     return set(_marks(train_tasks)) & set(_marks(test_tasks))
 
 
@@ -203,7 +204,7 @@ def _marks(tasks: Iterable[Task]) -> Iterable[str]:
 
 
 def draw_curve(run: Path, summary: dict[str, Any], target: Path) -> None:
-    """Success while learning, and on the held-out tasks before and after, as a picture."""
+    """Plot success during training, and on the test tasks before and after."""
     import matplotlib
 
     matplotlib.use("Agg")

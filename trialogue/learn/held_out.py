@@ -1,4 +1,4 @@
-"""Keeping test tasks out of what is learned: learning from them takes a word and leaves a mark on the run."""
+"""Keep test tasks out of training: learning from them has to be allowed by a setting, and marks the run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HELD_OUT = "test"
 
 
 def find_marks(tasks: Iterable[Task], settings: Tasks, domain: str, *origins: str) -> list[str]:
-    """What every result of the run has to say: that it learns from test tasks, which is refused without
-    `tasks.allow_test_split`, or begins with a model, or with examples, of a run that has."""
+    """The marks that every result of the run carries: that it learns from test tasks (refused without
+    `tasks.allow_test_split`), or starts from a model or examples of a run that did."""
     chosen = {task.id: task for task in tasks}
     tested = sum(task.split == HELD_OUT for task in chosen.values())
     marks = list(dict.fromkeys(mark for origin in origins for mark in read_marks(origin)))

@@ -1,20 +1,23 @@
-"""What a training step tells about itself: rewards, groups, turns, tools, variety. Only the agent's own
-tokens are counted, never those of users or tools."""
+"""The figures of a training step: rewards, groups, turns, tools, variety, age of the weights. Only the
+agent's own tokens are counted, never those of users or tools."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from trialogue.engine.api import Row
+from trialogue.learn.advantages import has_signal
 from trialogue.score.metrics import SUCCESS, Books, PriceOf, called, spend
+from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, count_near_calls
 
 
 def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, Any]:
-    """The figures of one step's conversations, as plain data for `metrics.jsonl`. `price` says
-    what the user's models cost."""
+    """The figures of one step's conversations, as plain data for `metrics.jsonl`. `price` gives the price of
+    the user's models."""
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
     spoilt = [item for group in groups for item in group.excluded]
@@ -43,7 +46,7 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
         "success": fmean(value >= SUCCESS for values in rewards for value in values),
         "all_right": fmean(min(values) >= SUCCESS for values in rewards),
         "all_wrong": fmean(max(values) <= 0 for values in rewards),
-        "flat_groups": fmean(max(values) - min(values) < 1e-6 for values in rewards),
+        "no_signal": fmean(not has_signal(group) for group in graded),
         "turns": fmean(turns),
         "turns_max": max(turns),
         "tool_calls": fmean(len(called(item)) for item in held),
@@ -76,7 +79,7 @@ def tokens_of(trajectory: Trajectory) -> list[int]:
 
 
 def unique_ngrams(sequences: Sequence[Sequence[int]], size: int = 4) -> float:
-    """The share of different n-grams among all n-grams of a group: 1 where no two are alike."""
+    """Different n-grams as a fraction of all n-grams of a group: 1 where no two are equal."""
     grams = [
         tuple(sequence[place : place + size])
         for sequence in sequences
@@ -91,4 +94,36 @@ def by_family(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
         family: fmean(item.value for item in trajectories if item.task.family == family)
         for family in families
+    }
+
+
+def count_families(tasks: Iterable[Task], times: int = 1) -> dict[str, int]:
+    """The number of conversations by family of tasks."""
+    found = Counter(task.family or "all" for task in tasks)
+    return {family: times * number for family, number in sorted(found.items())}
+
+
+def measure_flow(
+    started: Sequence[Task], groups: Sequence[Group], rows: Iterable[Row], size: int, version: int
+) -> dict[str, Any]:
+    """What became of the conversations of a step, by family, and the age of the weights that sampled them.
+    A graded conversation need not be trained on: its group may have no signal, or it was left out."""
+    ids = {row.id for row in rows}
+    learned = [item for group in groups for item in (*group.trajectories, *group.failed) if item.id in ids]
+    held = [item for group in groups for item in group.trajectories]
+    cut = [item for group in groups for item in group.failed if item.meta.get("cut")]
+    ages = [
+        version - turn.tokens.version
+        for item in held
+        for turn in item.turns
+        if turn.side == "agent" and turn.tokens is not None
+        for _ in turn.tokens.reply
+    ]
+    return {
+        "started": count_families(started, size),
+        "graded": count_families(item.task for item in held),
+        "trained": count_families(item.task for item in learned),
+        "cut": count_families(item.task for item in cut),
+        "staleness": fmean(ages) if ages else 0.0,
+        "staleness_max": max(ages, default=0),
     }

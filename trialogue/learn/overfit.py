@@ -1,6 +1,6 @@
-"""Whether training and dev tasks part, read from `metrics.jsonl`, so that a resumed run sees the same.
+"""Detect overfitting from `metrics.jsonl`, so that a resumed run finds the same.
 
-Like is compared with like. The steps between two evaluations are compared with the mean of both, on the
+The steps between two evaluations are compared with the mean of both, on the
 levels that these steps admitted and with families weighed as among the dev tasks. What always differs (the
 agent samples in training and is greedy on dev, a split may be harder) cancels: only the change counts.
 """
@@ -13,18 +13,18 @@ from math import hypot, sqrt
 from typing import Any
 
 Strata = dict[str, tuple[float, float]]
-"""Mean reward, as a share of its range, and number of tasks, by family or under one name."""
+"""Mean reward, as a fraction of its range, and number of tasks, by family or under one name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Estimate:
     """A mean with half of its 95 % interval."""
 
     value: float
     half: float
 
     @classmethod
-    def of(cls, value: float, tasks: float) -> Share:
+    def of(cls, value: float, tasks: float) -> Estimate:
         """Of values from 0 to 1, which vary at most as successes do (the interval of Agresti and Coull)."""
         middle = (value * tasks + 2) / (tasks + 4)
         return cls(value, 1.96 * sqrt(max(0.0, middle * (1 - middle)) / (tasks + 4)))
@@ -37,8 +37,8 @@ class Standing:
     step: int
     like: tuple[object, ...]
     """Levels and families: only equal ones are compared."""
-    train: Share
-    dev: Share
+    train: Estimate
+    dev: Estimate
 
 
 def find_overfit(
@@ -54,7 +54,8 @@ def find_overfit(
         if all(have_parted(then, later) for later in standings[-2:]):
             low, high = rewards
             first, last = (
-                [low + (high - low) * share.value for share in (item.train, item.dev)] for item in (then, now)
+                [low + (high - low) * estimate.value for estimate in (item.train, item.dev)]
+                for item in (then, now)
             )
             return (
                 f"overfit: on training tasks the reward rose from {first[0]:.2f} to {last[0]:.2f} since step "
@@ -137,12 +138,12 @@ def _to_strata(
     return (train, dev) if dev else (whole, {"": join_dev([line])})
 
 
-def _weigh(train: Strata, dev: Strata, group_size: int) -> tuple[Share, Share]:
+def _weigh(train: Strata, dev: Strata, group_size: int) -> tuple[Estimate, Estimate]:
     """Both means with the weights of dev. A task counts once, for its conversations are not independent."""
     total = sum(tasks for _, tasks in dev.values())
     weights = {name: tasks / total for name, (_, tasks) in dev.items()}
     groups = 1 / sum(weight**2 / (train[name][1] / group_size) for name, weight in weights.items())
     return (
-        Share.of(sum(weight * train[name][0] for name, weight in weights.items()), groups),
-        Share.of(sum(weight * dev[name][0] for name, weight in weights.items()), total),
+        Estimate.of(sum(weight * train[name][0] for name, weight in weights.items()), groups),
+        Estimate.of(sum(weight * dev[name][0] for name, weight in weights.items()), total),
     )

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from trialogue.engine.api import Row, find_conversations
-from trialogue.learn.grpo import LOG_BOUND
+from trialogue.learn.advantages import ADVANTAGES, Advantage, grpo
+from trialogue.learn.checks import Checks
+from trialogue.learn.losses import LOG_BOUND
 from trialogue.task import Side
-from trialogue.trajectory import Trajectory
+from trialogue.trajectory import Group, Trajectory
 
 
 @dataclass(slots=True)
 class _Growing:
-    """A row while its turns are laid end to end."""
+    """A row while its turns are appended."""
 
     tokens: list[int] = field(default_factory=lambda: [])
     mask: list[int] = field(default_factory=lambda: [])
@@ -22,35 +24,44 @@ class _Growing:
     turns: list[int] = field(default_factory=lambda: [])
 
 
-def to_rows(
-    trajectory: Trajectory,
-    advantage: float | Sequence[float],
-    *,
-    side: Side = "agent",
-    train_on_everything: bool = False,
+def build_rows(
+    groups: Sequence[Group], advantage: Advantage = grpo, checks: Checks | None = None
 ) -> list[Row]:
-    """The rows of one conversation. mask is 1 exactly on the ids the side's model sampled.
+    """The rows of a step: the conversations of all groups that have a signal. Failed ones enter no group's
+    mean, and conversations whose mask or log-probabilities are wrong are left out."""
+    checks = checks or Checks()
+    rows: list[Row] = []
+    for group in groups:
+        advantages = advantage(group)
+        checks.see_group(group, advantages, sum_to_zero=advantage in ADVANTAGES.values())
+        if not any(any(value) if isinstance(value, Sequence) else value for value in advantages):
+            continue
+        for trajectory, value in zip(group.trajectories, advantages, strict=True):
+            found = to_rows(trajectory, value)
+            rows += found if checks.is_masked_right(trajectory, found) else []
+    return rows
+
+
+def to_rows(trajectory: Trajectory, advantage: float | Sequence[float], *, side: Side = "agent") -> list[Row]:
+    """The rows of one conversation. mask is 1 exactly on the ids that the side's model sampled.
 
     `advantage` is one number for the conversation, or one per reply of the side. A turn whose template
-    rewrote the history begins a new row. `train_on_everything` drops the mask: an ablation, never a method.
+    rewrote the history begins a new row.
     """
     rows: list[_Growing] = []
-    replies = [turn for turn in trajectory.turns if turn.side == side and turn.tokens is not None]
-    shares = [advantage] * len(replies) if isinstance(advantage, int | float) else list(advantage)
-    if len(shares) != len(replies):
-        raise ValueError(f"{trajectory.id}: {len(shares)} advantages for {len(replies)} replies")
-    for number, (turn, share) in enumerate(zip(replies, shares, strict=True)):
-        tokens = turn.tokens
-        assert tokens is not None
+    replies = [turn.tokens for turn in trajectory.turns if turn.side == side and turn.tokens is not None]
+    values = [advantage] * len(replies) if isinstance(advantage, int | float) else list(advantage)
+    if len(values) != len(replies):
+        raise ValueError(f"{trajectory.id}: {len(values)} advantages for {len(replies)} replies")
+    for number, (tokens, value) in enumerate(zip(replies, values, strict=True)):
         if tokens.start or not rows:
             rows.append(_Growing())
         row = rows[-1]
         seen, said = len(tokens.prompt), len(tokens.reply)
-        trained = int(train_on_everything)
         row.tokens += [*tokens.prompt, *tokens.reply]
-        row.mask += [trained if row.mask or place else 0 for place in range(seen)] + [1] * said
+        row.mask += [0] * seen + [1] * said
         row.logprobs += [0.0] * seen + list(tokens.logprobs)
-        row.advantages += [share * trained] * seen + [share] * said
+        row.advantages += [0.0] * seen + [value] * said
         row.turns += [number] * (seen + said)
     return [
         Row(row.tokens, row.mask, row.logprobs, row.advantages, id=trajectory.id, turns=row.turns)
@@ -59,8 +70,8 @@ def to_rows(
 
 
 def add_elsewhere(rows: Sequence[Row], known: Sequence[Sequence[float]]) -> list[Row]:
-    """Rows with the log-ratios of their conversation's other rows, by the log-probabilities `known` of all
-    their tokens under the present weights."""
+    """Add to each row the log-ratios of the other rows of its conversation. `known` are the log-probabilities
+    of all tokens under the present weights."""
     sums = [
         sum(
             max(-LOG_BOUND, min(LOG_BOUND, new - old))

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the same rows as reinforcement learning, cross-entropy on one side's own turns."""
+"""Supervised fine-tuning: the same rows as reinforcement learning, with cross-entropy on one side's turns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
 from trialogue.learn.checks import Checks, to_plain
-from trialogue.learn.collect import Gate
+from trialogue.learn.collect import Gate, Watch
+from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.examples import Example, read_parquet
-from trialogue.learn.grpo import CrossEntropy
 from trialogue.learn.held_out import find_marks
+from trialogue.learn.losses import CrossEntropy
 from trialogue.learn.rows import to_rows
-from trialogue.learn.train import evaluate_learner, to_optim
+from trialogue.learn.train import to_optim
 from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
-from trialogue.score.parties import set_up
+from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
@@ -33,16 +34,15 @@ from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render.api import Renderer, with_tokens
-from trialogue.talk.rollout import derive_seed, rollout
+from trialogue.talk.rollout import RolloutSettings, derive_seed, rollout
 from trialogue.talk.users import user_prompt
 from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory, in_order
 from trialogue.world.domain import Domain
 
-Watch = Callable[[int, dict[str, Any]], None]
 PARQUET = ".parquet"
 TOLD = 256
-"""From how many tasks the prompts are collected: examples may be many, and are all told the same."""
+"""The prompts are collected from this many tasks at most: there may be many examples, with equal prompts."""
 
 
 async def sft(
@@ -55,10 +55,10 @@ async def sft(
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
     config = settle(config, "sft", resume)
     settings = config.sft
-    domain, cast_ = set_up(
+    domain, parties = open_parties(
         to_played(config), is_played=settings.eval_tasks > 0 or settings.examples == "oracle"
     )
-    with phase("choosing what to imitate"):
+    with phase("choosing examples"):
         source = find_examples(domain, config)
     learned = [item if isinstance(item, Task) else item.task for item in source]
     tasks = [] if settings.examples.endswith(PARQUET) else learned  # its prompts are in the file
@@ -73,30 +73,31 @@ async def sft(
         checkpoints = Checkpoints(run, learner, keep=1)
         known = await checkpoints.restore() if resume is not None else {}
         run.add_prompts(collect_prompts(domain, tasks[:TOLD]))
-        cast_.account.load(read_ledger(run.path))
-        cast_.record(config.user, run.path)
+        parties.account.load(read_ledger(run.path))
+        parties.record(config.user, run.path)
         first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
         if started is not None:
             started(run.path)
 
-    async def play(step: int) -> None:
+    gate = Gate(learner.engine)
+    evaluation = Evaluation(run, domain, parties, to_played(config), learner, gate, checks, watch)
+
+    async def evaluate(step: int) -> None:
         if settings.eval_tasks:
-            await evaluate_learner(
-                step, run, domain, learner, Gate(learner.engine), cast_, to_played(config), checks, watch
-            )
-            run.add_ledger(cast_.account.take(), step)
+            await evaluation.evaluate(step)
+            run.add_ledger(parties.account.take(), step)
 
     state = "failed"
     try:
-        examples = await collect(domain, config, source, cast_.user)
-        run.add_ledger(cast_.account.take())
+        examples = await collect(domain, config, source, parties.user)
+        run.add_ledger(parties.account.take())
         with phase(f"writing {len(examples):,} conversations as tokens"):
             rows, held_out = split_rows(examples, domain, learner.renderer, config)
         if not rows:
             raise ConfigError(f"of {len(held_out)} rows none is left to learn from; lower sft.validation")
         steps = max(1, round(settings.epochs * len(rows) / settings.batch))
         if first == 0:
-            await play(0)
+            await evaluate(0)
         with (
             Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt,
             phase("learning", steps, "steps", first) as seen,
@@ -127,7 +128,7 @@ async def sft(
                 if stop:
                     state = "stopped"
                     return run.path
-        await play(steps)
+        await evaluate(steps)
         await checkpoints.finish()
         state = "finished"
         return run.path
@@ -135,38 +136,29 @@ async def sft(
         state = "stopped"
         raise
     finally:
-        with suppress(RunError):  # on a full disk there is another error to tell
-            run.add_ledger(cast_.account.take())
+        with suppress(RunError):  # on a full disk another error is already being raised
+            run.add_ledger(parties.account.take())
         learner.engine.close()
-        await cast_.close()
+        await parties.close()
         run.close(state)
 
 
 def to_played(config: SftConfig) -> TrainConfig:
-    """The settings by which tasks are played before and after: greedy conversations, as in training."""
+    """The settings of the evaluations before and after: greedy conversations, as in training."""
     training = Training(eval_tasks=max(1, config.sft.eval_tasks), eval_split=config.sft.eval_split)
-    names = (
-        "domain",
-        "data",
-        "seed",
-        "learner",
-        "user",
-        "simulator",
-        "renderer",
-        "limits",
-        "tasks",
-        "budget",
-    )
+    names = set(SftConfig.model_fields) & set(TrainConfig.model_fields) - {"optimizer", "run"}
     return TrainConfig(**{name: getattr(config, name) for name in names}, training=training)
 
 
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
-    """Recorded conversations, or the tasks that the oracle is to hold some on. What cannot be learned from is
-    refused here, before a run is begun."""
+    """Recorded conversations, or the tasks on which the oracle will hold conversations. What cannot be learned
+    from is refused here, before a run directory is made."""
     path = Path(config.sft.examples)
     if path.suffix == PARQUET:
         if config.sft.side != "agent":
-            raise ConfigError("a parquet file holds what the agent saw; only sft.side=agent can be learned")
+            raise ConfigError(
+                "a parquet file holds what the agent saw: only sft.side=agent can learn from it"
+            )
         return list(read_parquet(path))
     if config.sft.examples != "oracle":
         found = read_examples(path)
@@ -183,8 +175,8 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
 
 
 def read_examples(path: Path) -> list[Trajectory]:
-    """What a file or run holds to learn from: of a synthesis what it accepted; of a run that learned itself
-    what it learned from, for its evaluations are on tasks kept apart."""
+    """The conversations of a file or run to learn from. Of a synthesis these are the accepted ones; of a training
+    run those of its steps, because its evaluations are on tasks that training does not use."""
     if path.is_dir():
         refuse_injured(path)
     if (path / "accepted.jsonl").is_file():
@@ -212,9 +204,8 @@ async def collect(
     if tasks:
         user = user or find_model(config.user, "user", domain, config.limits, config.seed)
         teacher = to_teacher(domain, settings.faults)
-        groups = [
-            group async for group in rollout(domain, tasks, teacher, user, seed=config.seed, grade=grade)
-        ]
+        play = RolloutSettings(limits=config.limits, seed=config.seed, grade=grade)
+        groups = [group async for group in rollout(domain, tasks, teacher, user, play)]
         found = [item for group in in_order(groups, tasks) for item in group.trajectories]
     return choose_good(found, config)
 
@@ -232,13 +223,13 @@ def choose_good(found: Sequence[Trajectory], config: SftConfig) -> list[Trajecto
 
 
 def to_teacher(domain: Domain, faults: float) -> ModelSource:
-    """The domain's oracle, perhaps with faults: imitating a perfect one leaves nothing to reinforce."""
+    """The oracle of the domain, perhaps with faults: imitating a perfect one leaves nothing to reinforce."""
     oracle = domain.oracle
     if oracle is None:
         name = domain.reference or domain.name
         raise ConfigError(
-            f"{domain.name} has no oracle to learn from. Record its gold calls, `trialogue rollout {name} "
-            "--agent gold --split train --trials 40 run.name=gold`, and take those: sft.examples=runs/gold"
+            f"{domain.name} has no oracle to learn from. Record its gold calls with `trialogue rollout {name} "
+            "--agent gold --split train --trials 40 run.name=gold`, then set sft.examples=runs/gold"
         )
     if not faults:
         return oracle
@@ -252,8 +243,8 @@ def to_teacher(domain: Domain, faults: float) -> ModelSource:
 def split_rows(
     examples: list[Trajectory] | list[Example], domain: Domain, renderer: Renderer, config: SftConfig
 ) -> tuple[list[Row], list[Row]]:
-    """Rows to learn from and rows to measure the loss on: by the examples' own split where they have one,
-    else task by task, so that nothing it is measured on has a sibling it learns from."""
+    """Rows to learn from, and rows to measure the loss on: by the split of the examples where they have one,
+    else task by task, so that no task is in both."""
     settings = config.sft
     own_ids = settings.side == "agent" and has_own_ids(Path(settings.examples), renderer)
     held_out: list[Row] = []
@@ -275,15 +266,15 @@ def split_rows(
 
 
 def to_recorded_rows(example: Example, renderer: Renderer) -> list[Row]:
-    """A conversation of the OpenAI shape as rows: the agent's messages are what is learned."""
+    """A conversation in the OpenAI shape as rows that learn the agent's messages."""
     turns = with_tokens(example.turns, example.tools, renderer)
     held = Trajectory(id=example.id, task=example.task, turns=tuple(turns), end="user_stop")
     return to_rows(held, 1.0)
 
 
 def has_own_ids(path: Path, renderer: Renderer) -> bool:
-    """Whether the agent's recorded ids mean to the learner what they meant to whoever sampled them: the run
-    that a path is, or belongs to, has kept that one's tokenizer."""
+    """Whether recorded ids mean the same to the learner as to the model that sampled them: the run that a path
+    is, or belongs to, has saved that model's tokenizer."""
     from tokenizers import Tokenizer
 
     folders = (path, path.parent, path.parent.parent)
@@ -296,8 +287,8 @@ def has_own_ids(path: Path, renderer: Renderer) -> bool:
 def to_example_rows(
     trajectory: Trajectory, domain: Domain, renderer: Renderer, side: Side, own_ids: bool = False
 ) -> list[Row]:
-    """A recorded conversation as rows: the side's own messages are what is learned, as they were sampled
-    where those are the learner's own ids, else as the learner's renderer writes them."""
+    """A recorded conversation as rows that learn the side's messages: as sampled where the ids are the
+    learner's own, else as the learner's renderer writes them."""
     if own_ids and any(turn.tokens is not None for turn in trajectory.turns if turn.side == side):
         return to_rows(trajectory, 1.0, side=side)
     environment = domain.open(trajectory.task)
@@ -313,7 +304,7 @@ def to_example_rows(
 
 
 def choose_batch(rows: Sequence[Row], size: int, step: int, seed: int) -> list[Row]:
-    """The rows of a step: epoch after epoch, each in an order of its own."""
+    """The rows of a step. Each epoch has an order of its own."""
     chosen: list[Row] = []
     orders: dict[int, list[int]] = {}
     for place in range(step * size, (step + 1) * size):
@@ -326,7 +317,7 @@ def choose_batch(rows: Sequence[Row], size: int, step: int, seed: int) -> list[R
 
 
 async def measure_loss(engine: Any, rows: Sequence[Row]) -> float:
-    """Cross-entropy of the learned tokens, without learning."""
+    """The cross-entropy of the masked tokens under the present weights."""
     logprobs = await engine.forward(rows)
     own = [
         value

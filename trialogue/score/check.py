@@ -22,7 +22,7 @@ from trialogue.messages import Message, ToolCall
 from trialogue.reading import explain
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import SPLITS, Call, Expected, Side, Task
 from trialogue.trajectory import End, Trajectory, Turn
 from trialogue.world.bugs import find_place
@@ -420,7 +420,8 @@ async def find_lost(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Pr
     user = find_model(Speaker(model="agenda"), "user", domain, limits, seed)
     who = "the oracle" if domain.oracle is not None else "the gold agent"
     problems: list[Problem] = []
-    async for group in rollout(domain, tasks, agent, user, limits=limits, seed=seed, redraws=0, grade=grade):
+    settings = RolloutSettings(limits=limits, seed=seed, redraws=0, grade=grade)
+    async for group in rollout(domain, tasks, agent, user, settings):
         problems += [
             Problem(item.task.id, f"{who} with the agenda user fails: {item.error}") for item in group.failed
         ]

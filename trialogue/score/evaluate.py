@@ -28,9 +28,8 @@ from trialogue.run import (
     read_usage,
 )
 from trialogue.score.metrics import add_judge, find_prices, summarize
-from trialogue.score.parties import set_up
+from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle
-from trialogue.score.reward import grade
 from trialogue.talk.budget import add_up, find_price
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
@@ -79,7 +78,7 @@ async def evaluate(
     """
     began = monotonic()
     config = settle(config, kind, resume)
-    domain, cast = set_up(config)
+    domain, parties = open_parties(config)
     tasks = find_tasks(domain, config)
     agents = (config.agent, *config.agent.mix)
     marks = list(dict.fromkeys(mark for speaker in agents for mark in read_marks(speaker.model)))
@@ -89,13 +88,13 @@ async def evaluate(
         fewer = f"{config.tasks.count} were asked for, there are {len(tasks)}"
         domain = replace(domain, notes={**domain.notes, "tasks": fewer})
     given = agent
-    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, cast.account)
+    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, parties.account)
     if given is None:
-        cast.made.append(agent)
+        parties.opened.append(agent)
     judge = None
     if config.judge.model:
-        judge = find_model(config.judge, "user", domain, config.limits, config.seed, cast.account, "judge")
-        cast.made.append(judge)
+        judge = find_model(config.judge, "user", domain, config.limits, config.seed, parties.account, "judge")
+        parties.opened.append(judge)
     if resume is not None:
         run = Run.resume(resume)
     else:
@@ -104,10 +103,10 @@ async def evaluate(
         )
     with run.setting_up():
         recorded = [item for file in find_files(run.path) for item in read_trajectories(file)]
-        cast.account.load(read_ledger(run.path))
+        parties.account.load(read_ledger(run.path))
         run.add_prompts(collect_prompts(domain, tasks))
         save_tokenizer(agent, run.path)
-        cast.record(config.user, run.path)
+        parties.record(config.user, run.path)
         if config.agent.model.startswith("openai:"):
             agent = Recorder(agent, run.path / "recordings" / "agent.jsonl")
         if judge is not None:
@@ -135,35 +134,26 @@ async def evaluate(
     try:
         if started is not None:
             started(run.path)
-        groups = rollout(
-            domain,
-            tasks,
-            agent,
-            cast.user,
+        settings = replace(
+            parties.to_settings(config),
             group_size=config.tasks.trials,
-            concurrency=1
-            if "human" in (config.agent.model, config.user.model)
-            else config.rollout.concurrency,
-            limits=config.limits,
-            seed=config.seed,
-            redraws=config.rollout.redraws,
-            grade=grade,
-            audit=cast.audit,
-            exclude=cast.exclude,
             skip=lambda task, trial: (task.id, trial) in done,
             failures=lambda task, trial: before[task.id, trial],
             each=keep,
         )
+        if "human" in (config.agent.model, config.user.model):
+            settings = replace(settings, concurrency=1)
+        groups = rollout(domain, tasks, agent, parties.user, settings)
         written = began
         async with aclosing(groups):
             async for group in groups:
                 if monotonic() - written > LEDGER_SECONDS:
                     written = monotonic()
-                    run.add_ledger(cast.account.take())
+                    run.add_ledger(parties.account.take())
                 if progress is not None:
                     progress(group, len(held), total)
         run.add_seconds(monotonic() - began)
-        run.add_ledger(cast.account.take())
+        run.add_ledger(parties.account.take())
         sorted_ = [in_order(items, tasks) for items in (held, failed, excluded)]
         result = to_result(config, domain, *sorted_, run=run, asked=total)
         run.write_metrics(result)
@@ -176,8 +166,8 @@ async def evaluate(
         raise
     finally:
         with suppress(RunError):  # on a full disk there is another error to tell
-            run.add_ledger(cast.account.take())
-        await cast.close()
+            run.add_ledger(parties.account.take())
+        await parties.close()
         run.close(state)
 
 

@@ -18,7 +18,7 @@ from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model, close_source
 from trialogue.talk.near_calls import to_lenient
 from trialogue.talk.party import Party
-from trialogue.talk.rollout import attempt
+from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.task import SPLITS, Side, Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.database import Change
@@ -88,9 +88,8 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     watched = person.watch(opposite)
     agent, user = (sit, watched) if person.side == "agent" else (watched, sit)
     try:
-        trajectory = await attempt(
-            domain, task, 0, 0, agent, user, limits=config.limits, seed=config.seed, grade=grade
-        )
+        settings = RolloutSettings(limits=config.limits, seed=config.seed, grade=grade)
+        trajectory = await attempt(domain, task, agent, user, settings)
     finally:
         await close_source(opposite)
     person.show_calls(trajectory.turns)

@@ -160,13 +160,15 @@ def _find_speaker_claims(key: str, speaker: Speaker) -> Iterator[Claim]:
 
 
 def _find_engine_claims(engine: EngineChoice) -> Iterator[Claim]:
-    if engine.tinker and engine.tinker.rstrip("/") != os.environ.get("TINKER_BASE_URL", "").rstrip("/"):
-        yield from _to_claims(engine.tinker, "TINKER_API_KEY", {"engine.tinker": engine.tinker})
-    if engine.vllm:
-        yield from _to_claims(engine.vllm, "VLLM_API_KEY", {"engine.vllm": engine.vllm})
-        folder = engine.vllm_weights
-        if folder != EngineChoice().vllm_weights:
-            yield Claim(f"write weights to {show_line(folder, PHRASE)}", {"engine.vllm_weights": folder})
+    if not engine.url or engine.name not in ("tinker", "vllm"):
+        return
+    usual = os.environ.get("TINKER_BASE_URL", "") if engine.name == "tinker" else ""
+    if engine.url.rstrip("/") != usual.rstrip("/"):
+        key = "TINKER_API_KEY" if engine.name == "tinker" else "VLLM_API_KEY"
+        yield from _to_claims(engine.url, key, {"engine.url": engine.url})
+    if engine.name == "vllm" and engine.weights != EngineChoice().weights:
+        folder = engine.weights
+        yield Claim(f"write weights to {show_line(folder, PHRASE)}", {"engine.weights": folder})
 
 
 LOCAL = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?(/[^\s\\@]*)?", re.ASCII)

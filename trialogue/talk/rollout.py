@@ -1,6 +1,6 @@
-"""Many conversations at once, and the one place where a failing one is caught.
+"""Hold many conversations at once. This is the one place that catches a failing conversation.
 
-A failed conversation is labelled with who is to blame, never scored, and held anew within a budget.
+A failed conversation is labelled with who is to blame, gets no reward, and is drawn again within a budget.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import gc
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -43,7 +44,7 @@ Audit = Callable[[Trajectory], Sequence[Finding] | Awaitable[Sequence[Finding]]]
 
 
 class Deadline:
-    """Cuts whatever is still under way, at once, when somebody decides that it has taken long enough."""
+    """Cuts the conversations under way, all at once, when a caller no longer waits for them."""
 
     def __init__(self) -> None:
         self.passed = False
@@ -63,11 +64,40 @@ class Deadline:
         self._clocks.discard(clock)
 
 
-class _Calm:
-    """Keeps the garbage collector's full rounds short and rare while rollouts go on: in one through all the
-    modules, or through hundreds of open conversations, a tenth of a second passes in which none goes on."""
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How conversations are held and graded: the same for training, evaluation, synthesis and other hosts."""
 
-    RARE = 100  # rounds of the middle generation to a full one, in place of Python's ten
+    group_size: int = 1
+    """Conversations per task."""
+    concurrency: int = 64
+    """Conversations under way at once."""
+    limits: Limits = field(default_factory=Limits)
+    seed: int = 0
+    redraws: int = 2
+    """How often a failed conversation is drawn again."""
+    grade: Grade | None = None
+    audit: Audit | None = None
+    """Finds what the simulated user did wrong."""
+    exclude: bool = False
+    """Draw a conversation again when the audit finds something, as if it had failed."""
+    name: str = ""
+    """What the ids of these conversations begin with. It also enters their seeds."""
+    skip: Callable[[Task, int], bool] | None = None
+    """`skip(task, trial)` says that a conversation is already on record."""
+    failures: Callable[[Task, int], int] | None = None
+    """`failures(task, trial)` is how often a conversation failed in an earlier rollout."""
+    each: Callable[[Trajectory], None] | None = None
+    """Called with every conversation as soon as it is over."""
+    deadline: Deadline | None = None
+    """Cuts the conversations under way when it passes; these fail."""
+
+
+class _QuietCollector:
+    """Makes full rounds of the garbage collector short and rare during rollouts. A full round through all
+    modules, or through hundreds of open conversations, stops everything for a tenth of a second."""
+
+    RARE = 100  # rounds of the middle generation per full one; Python does ten
 
     def __init__(self) -> None:
         self._rollouts = 0
@@ -76,7 +106,7 @@ class _Calm:
 
     def __enter__(self) -> None:
         if not self._rollouts:
-            self._own = not gc.get_freeze_count()  # else the program itself has seen to it
+            self._own = not gc.get_freeze_count()  # otherwise the program has already frozen its objects
             if self._own:
                 self._usual = gc.get_threshold()
                 gc.freeze()
@@ -90,7 +120,7 @@ class _Calm:
             gc.set_threshold(*self._usual)
 
 
-_CALM = _Calm()
+_QUIET_COLLECTOR = _QuietCollector()
 
 
 async def rollout(
@@ -98,32 +128,16 @@ async def rollout(
     tasks: Iterable[Task],
     agent: ModelSource,
     user: ModelSource,
-    *,
-    group_size: int = 1,
-    concurrency: int = 64,
-    limits: Limits | None = None,
-    seed: int = 0,
-    redraws: int = 2,
-    grade: Grade | None = None,
-    audit: Audit | None = None,
-    exclude: bool = False,
-    name: str = "",
-    skip: Callable[[Task, int], bool] | None = None,
-    failures: Callable[[Task, int], int] | None = None,
-    each: Callable[[Trajectory], None] | None = None,
-    deadline: Deadline | None = None,
+    settings: RolloutSettings | None = None,
 ) -> AsyncGenerator[Group]:
-    """Hold `group_size` conversations of each task and yield each group when its last one is over.
+    """Hold `settings.group_size` conversations of each task; yield each group when its last one is over.
 
-    `skip(task, trial)` leaves conversations out that are already on record, `failures(task, trial)` tells
-    how often one has failed before, and `each` is told every conversation as soon as it is over. `audit` says
-    what the user did wrong; with `exclude` such a conversation is held anew like a failed one. A `deadline`
-    that passes cuts those under way, which fail. Closing the generator early cancels them.
+    Closing the generator early cancels the conversations under way.
     """
-    limits = limits or Limits()
-    room = asyncio.Semaphore(concurrency)
+    settings = settings or RolloutSettings()
+    skip, size = settings.skip, settings.group_size
+    room = asyncio.Semaphore(settings.concurrency)
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
-
     bugs = Bugs()
 
     def count(trajectory: Trajectory) -> None:
@@ -136,29 +150,17 @@ async def rollout(
 
     async def hold(task: Task, trial: int, number: int | None) -> tuple[Trajectory | None, list[Trajectory]]:
         spoilt: list[Trajectory] = []
-        first = failures(task, trial) if failures is not None else 0
-        last = redraws if first <= redraws else first + redraws  # what was given up gets a new budget
+        first = settings.failures(task, trial) if settings.failures is not None else 0
+        redraws = settings.redraws
+        last = redraws if first <= redraws else first + redraws  # one that was given up gets a new budget
         for draw in range(first, last + 1):
             errors: list[Exception] = []
             async with room:
                 trajectory = await attempt(
-                    domain,
-                    task,
-                    trial,
-                    draw,
-                    agent,
-                    user,
-                    limits=limits,
-                    seed=seed,
-                    grade=grade,
-                    audit=audit,
-                    exclude=exclude,
-                    name=name,
-                    deadline=deadline,
-                    errors=errors,
+                    domain, task, agent, user, settings, trial=trial, draw=draw, errors=errors
                 )
-            if each is not None:
-                each(trajectory)
+            if settings.each is not None:
+                settings.each(trajectory)
             count(trajectory)
             if number is not None:
                 bug = find_bug(errors[0], domain.database) if errors else ""
@@ -166,7 +168,7 @@ async def rollout(
             if trajectory.end != "error" and not trajectory.excluded:
                 return trajectory, spoilt
             spoilt.append(trajectory)
-            if deadline is not None and deadline.passed:
+            if settings.deadline is not None and settings.deadline.passed:
                 break
         return None, spoilt
 
@@ -191,18 +193,18 @@ async def rollout(
 
     waiting = iter(tasks)
     under_way: set[asyncio.Task[None]] = set()
-    ahead = max(2, 2 * concurrency // group_size)
+    ahead = max(2, 2 * settings.concurrency // size)
     outstanding = begun = won = failed = 0
     exhausted = False
     try:
-        with _CALM, phase("conversations", count_wanted(tasks, group_size, skip)) as seen:
+        with _QUIET_COLLECTOR, phase("conversations", count_wanted(tasks, size, skip)) as seen:
             while True:
                 while not exhausted and outstanding < ahead:
                     task = next(waiting, None)
                     if task is None:
                         exhausted = True
                         break
-                    trials = [trial for trial in range(group_size) if skip is None or not skip(task, trial)]
+                    trials = [trial for trial in range(size) if skip is None or not skip(task, trial)]
                     if trials:
                         outstanding += 1
                         job = asyncio.create_task(gather(task, trials, begun))
@@ -225,7 +227,7 @@ async def rollout(
 def count_wanted(
     tasks: Iterable[Task], group_size: int, skip: Callable[[Task, int], bool] | None
 ) -> int | None:
-    """How many conversations are to be held; None where nobody knows yet how many tasks there are."""
+    """How many conversations will be held; None while the number of tasks is unknown."""
     if not isinstance(tasks, Sequence):
         return None
     if skip is None:
@@ -236,25 +238,20 @@ def count_wanted(
 async def attempt(
     domain: Domain,
     task: Task,
-    trial: int,
-    draw: int,
     agent: ModelSource,
     user: ModelSource,
+    settings: RolloutSettings,
     *,
-    limits: Limits,
-    seed: int = 0,
-    grade: Grade | None = None,
-    audit: Audit | None = None,
-    exclude: bool = False,
-    name: str = "",
-    deadline: Deadline | None = None,
+    trial: int = 0,
+    draw: int = 0,
     errors: list[Exception] | None = None,
 ) -> Trajectory:
-    """Hold and grade one conversation. The error boundary: nothing a party, tool or judge does gets past.
-    What failed it is added to `errors`."""
+    """Hold and grade one conversation. The error boundary: no exception of a party, tool or judge passes it.
+    The exception that made the conversation fail is appended to `errors`."""
+    name, limits, deadline = settings.name, settings.limits, settings.deadline
     transcript = Transcript()
     identity = f"{name}{task.id}/{trial}" + (f".{draw}" if draw else "")
-    own_seed = derive_seed(seed, name, task.id, trial, draw)
+    own_seed = derive_seed(settings.seed, name, task.id, trial, draw)
     end: End = "error"
     reward: Reward | None = None
     failure: tuple[str, Blame] | None = None
@@ -283,13 +280,13 @@ async def attempt(
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
             trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
             transcript.acting = "judge"
-            if grade is not None:
-                reward = await settle(grade(task, trajectory, environment))
+            if settings.grade is not None:
+                reward = await settle(settings.grade(task, trajectory, environment))
                 if reward is not None and not isfinite(reward.value):
                     raise GradeError(f"the reward is {reward.value}, which is no number to learn from")
-            if audit is not None:
+            if settings.audit is not None:
                 findings = await settle(
-                    audit(trajectory.model_copy(update={"reward": reward, "seed": own_seed}))
+                    settings.audit(trajectory.model_copy(update={"reward": reward, "seed": own_seed}))
                 )
             end = trajectory.end
     except asyncio.CancelledError:
@@ -298,8 +295,8 @@ async def attempt(
         failure = "a part of the conversation was cancelled", "infrastructure"
         reward = None
     except (BudgetError, ConfigError, RunError):
-        raise  # whoever set this up has to be told; no other draw would help
-    except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, it is labelled
+        raise  # a mistake of the caller: drawing again would not help
+    except Exception as error:  # noqa: BLE001 - the error boundary: every failure is labelled
         text = f"{describe(error)}{find_place(error, domain.database)}"
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
@@ -329,31 +326,31 @@ async def attempt(
         error=error,
         blame=blame,
         findings=tuple(findings),
-        excluded=exclude and bool(findings),
+        excluded=settings.exclude and bool(findings),
         meta=meta,
     )
 
 
 async def _close(environment: Environment, identity: str) -> None:
-    """Let go of what a conversation held open. It is over: a fault here spoils neither it nor the others."""
+    """Close what a conversation held open. A fault here changes neither this conversation nor the others."""
     try:
         await environment.close()
     except asyncio.CancelledError:
         if _is_being_cancelled():
             raise
         LOG.warning("%s: closing its environment was cancelled", identity)
-    except Exception as error:  # noqa: BLE001 - the boundary reaches to the very end
+    except Exception as error:  # noqa: BLE001 - the error boundary covers closing too
         LOG.warning("%s: its environment could not be closed: %s: %s", identity, type(error).__name__, error)
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody wants this very task to stop, rather than a part of it having been cancelled."""
+    """Whether this very task is being cancelled, rather than a part of it."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def find_blame(error: BaseException, acting: Blame) -> Blame:
-    """Who is to blame for a failure: what the error says of itself, else whoever was at work."""
+    """Who is to blame for a failure: the party that the error names, else the party that was acting."""
     if isinstance(error, ModelError) and error.blame is not None:
         return error.blame
     if isinstance(error, DomainError):
@@ -368,6 +365,6 @@ def find_blame(error: BaseException, acting: Blame) -> Blame:
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of its own for each conversation, the same on every machine."""
+    """A seed derived from these parts, the same on every machine."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:6], "big")

@@ -41,7 +41,7 @@ _SEARCH_SECONDS = 0.4
 SERIES = (
     *("reward", "reward_spread", "success", "turns", "tool_calls", "tool_errors", "reply_tokens", "cut_off"),
     *("entropy", "kl", "clip_share", "logprob_gap", "grad_norm", "learning_rate", "loss", "validation_loss"),
-    *("flat_groups", "failed", "cost", "unique_replies"),
+    *("no_signal", "failed", "cost", "unique_replies"),
 )
 FILTERS = (
     *("part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"),
@@ -141,12 +141,7 @@ class Answers:
         if entry is None:
             raise RunError(f"run '{name}' has no conversation '{identity}'")
         turns = read_trajectory(records, entry)["turns"]
-        training = records.read_json("config.json").get("training", {})
-        return {
-            "advantage": entry.advantage,
-            "everything": bool(training.get("train_on_everything")),
-            "turns": to_pieces(turns, records.path),
-        }
+        return {"advantage": entry.advantage, "turns": to_pieces(turns, records.path)}
 
 
 # -- one run -------------------------------------------------------------------------------------------------
@@ -220,7 +215,7 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
             if line.get("kind") == "eval" and "step" in line
         ],
         "health": {
-            "flat_groups": _mean([line["flat_groups"] for line in recent if "flat_groups" in line]),
+            "no_signal": _mean([line["no_signal"] for line in recent if "no_signal" in line]),
             "ends": dict(Counter(entry.end for entry in entries).most_common()),
             "blame": dict(Counter(entry.blame for entry in entries if entry.blame).most_common()),
             "near_calls": tell_near_calls(near) if near else None,

@@ -134,7 +134,7 @@ class Steps:
             ("reward", "reward"),
             ("pass1", "pass^1"),
             ("turns", "turns"),
-            ("zero_adv", "flat_groups"),
+            ("no_signal", "no_signal"),
             ("entropy", "entropy"),
             ("loss", "loss"),
             ("validation", "validation_loss"),
@@ -197,8 +197,8 @@ class Steps:
             parts.append("pass^1 {:.2f} ({:.2f}–{:.2f})".format(*self.passed))
         if "turns" in self.last:
             parts.append(f"turns {self.last['turns']:.1f}")
-        if "flat_groups" in self.last:
-            parts.append(f"zero-adv {self.last['flat_groups']:.0%}")
+        if "no_signal" in self.last:
+            parts.append(f"no signal {self.last['no_signal']:.0%}")
         if self.durations:
             parts.append(f"{self._pace():.1f} s/step")
             if (left := self._estimate()) is not None:

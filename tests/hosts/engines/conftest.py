@@ -25,7 +25,7 @@ from trialogue.talk.render.load import load_renderer, save_renderer
 from trialogue.talk.render.templates import COMPACT_TOKENS
 from trialogue.talk.render.tiny import BriefRenderer
 from trialogue.talk.render.vocabulary import Vocabulary
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.trajectory import Trajectory
 from trialogue.world.domains.shop import domain as shop
 
@@ -174,7 +174,9 @@ def clerk(questions: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> P
     user = find_model(questions.user, "user", shop, questions.limits, seed)
 
     async def hold() -> list[Trajectory]:
-        groups = rollout(shop, tasks, to_teacher(shop, 0.0), user, group_size=6, seed=seed, grade=grade)
+        groups = rollout(
+            shop, tasks, to_teacher(shop, 0.0), user, RolloutSettings(group_size=6, seed=seed, grade=grade)
+        )
         return [item async for group in groups for item in group.trajectories]
 
     lessons = folder / "lessons.jsonl"

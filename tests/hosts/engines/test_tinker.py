@@ -28,7 +28,7 @@ from trialogue.engine.api import EngineSettings, OptimParams, Row, SamplingParam
 from trialogue.engine.tinker import TinkerEngine
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import EngineError
-from trialogue.learn.grpo import PolicyLoss
+from trialogue.learn.losses import PolicyLoss
 from trialogue.learn.train import train
 from trialogue.run import read_lines, read_trajectories
 
@@ -169,8 +169,9 @@ async def test_our_loop_trains_on_the_service(server: Server, questions: TrainCo
     """Three steps on the built-in shop."""
     settings = {
         "learner.model": server.base,
-        "engine.tinker": server.url,
-        "engine.tinker_reduction": "sequence_mean",
+        "engine.name": "tinker",
+        "engine.url": server.url,
+        "engine.reduction": "sequence_mean",
         "learner.lora_rank": RANK,
         "optimizer.gradient_clip": 0.0,
         "optimizer.learning_rate": 1e-2,

@@ -24,7 +24,7 @@ from trialogue.config import LossSettings, TrainConfig
 from trialogue.engine.api import EngineSettings, Row
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.hosts.trl import conversation_reward, make_rollout, to_prompts
-from trialogue.learn.grpo import PolicyLoss, advantages
+from trialogue.learn.losses import PolicyLoss, advantages
 
 GROUP = 6
 LONGEST = 64

@@ -39,8 +39,8 @@ from trialogue.engine.api import EngineSettings, OptimParams, Row
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.hosts.conversations import to_figures
 from trialogue.hosts.export import export_verl
-from trialogue.hosts.verl import ConversationLoop, Sizes, open_holding, to_outputs
-from trialogue.learn.grpo import PolicyLoss
+from trialogue.hosts.verl import ConversationLoop, Sizes, open_conversations, to_outputs
+from trialogue.learn.losses import PolicyLoss
 from trialogue.learn.measure import measure
 from trialogue.learn.rows import to_rows
 from trialogue.learn.train import has_signal, to_step
@@ -49,7 +49,7 @@ from trialogue.run import read_trajectories
 from trialogue.score.reward import grade
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.render.load import load_renderer
-from trialogue.talk.rollout import rollout
+from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn, in_order
 
@@ -89,7 +89,7 @@ def exported(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> E
         "data.max_prompt_length=32",
         "data.max_response_length=160",
     )
-    return Exported(folder, open_holding(str(folder / "config.json")).config, verl)
+    return Exported(folder, open_conversations(str(folder / "config.json")).config, verl)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def hold_ourselves(exported: Exported, tasks: list[Any]) -> list[Group]:
     """The same conversations in our own loop."""
-    holding = open_holding(str(exported.folder / "config.json"))
-    config = holding.config
+    conversations = open_conversations(str(exported.folder / "config.json"))
+    config = conversations.config
     sampler = SeededSampler(config.learner.model)
     _, renderer = load_renderer(config.learner.model)
     sampling = Sampling(reply_tokens=config.limits.reply_tokens, context_tokens=config.limits.context_tokens)
@@ -149,16 +149,13 @@ def hold_ourselves(exported: Exported, tasks: list[Any]) -> list[Group]:
 
     async def hold() -> list[Group]:
         groups = rollout(
-            holding.domain,
+            conversations.domain,
             tasks,
             agent,
-            holding.cast.user,
-            group_size=GROUP,
-            limits=config.limits,
-            seed=config.seed,
-            redraws=0,
-            grade=grade,
-            name="0/",
+            conversations.parties.user,
+            RolloutSettings(
+                group_size=GROUP, limits=config.limits, seed=config.seed, redraws=0, grade=grade, name="0/"
+            ),
         )
         return in_order([group async for group in groups], tasks)
 
@@ -196,7 +193,7 @@ def to_batch(tasks: list[Any]) -> DataProto:
 @pytest.fixture(scope="module")
 def both(exported: Exported) -> Both:
     """verl's worker and our rollout, each in this process."""
-    tasks = open_holding(str(exported.folder / "config.json")).domain.tasks("train", 4)
+    tasks = open_conversations(str(exported.folder / "config.json")).domain.tasks("train", 4)
     server = TinyServer(exported.config.learner.model)
     worker = AgentLoopWorker(exported.verl, OneServerClient(exported.verl, Here(server)))
     output = asyncio.run(worker.generate_sequences(to_batch(tasks)))
@@ -207,7 +204,7 @@ def both(exported: Exported) -> Both:
 
 
 def test_the_manager_on_ray_gives_the_same(both: Both, exported: Exported, cluster: None) -> None:
-    tasks = open_holding(str(exported.folder / "config.json")).domain.tasks("train", 4)
+    tasks = open_conversations(str(exported.folder / "config.json")).domain.tasks("train", 4)
     server = ray.remote(TinyServer).remote(exported.config.learner.model)
     manager = AgentLoopManager.create(config=exported.verl, llm_client=OneServerClient(exported.verl, server))
     output = manager.generate_sequences(to_batch(tasks))
@@ -321,7 +318,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1, "top_k": -1, "repetition_penalty": 1
 
 
 def to_row(exported: Exported, number: int, **more: Any) -> dict[str, Any]:
-    task = open_holding(str(exported.folder / "config.json")).domain.tasks("train", 4)[number]
+    task = open_conversations(str(exported.folder / "config.json")).domain.tasks("train", 4)[number]
     return {"raw_prompt": [], "extra_info": {"task": task.model_dump_json()}, "priority": 0, **more}
 
 

@@ -23,7 +23,7 @@ from trialogue.engine.api import Completion, EngineSettings, OptimParams, Row, S
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.engine.vllm import VllmEngine
 from trialogue.errors import EngineError
-from trialogue.learn.grpo import PolicyLoss
+from trialogue.learn.losses import PolicyLoss
 from trialogue.learn.train import train
 from trialogue.run import read_lines
 
@@ -152,8 +152,9 @@ async def test_our_loop_trains_with_the_server(
     painter: Path, server: str, config: TrainConfig, tmp_path: Path
 ) -> None:
     settings = {
-        "engine.vllm": server,
-        "engine.vllm_weights": str(tmp_path / "weights"),
+        "engine.name": "vllm",
+        "engine.url": server,
+        "engine.weights": str(tmp_path / "weights"),
         "tasks.families": ["plain"],
         "training.steps": 3,
         "training.tasks_per_step": 2,

@@ -97,8 +97,8 @@ export class RunScreen {
 
   /** Figures that say whether learning is sound, each on a scale of its own. */
   signals(series, charts) {
-    const names = { entropy: "entropy", kl: "KL from the start", clip_share: "clipped", logprob_gap: "sampler–trainer gap", grad_norm: "gradient norm", flat_groups: "groups without signal", cut_off: "cut off", unique_replies: "different replies", learning_rate: "learning rate" };
-    const share = new Set(["clip_share", "flat_groups", "cut_off", "unique_replies"]);
+    const names = { entropy: "entropy", kl: "KL from the start", clip_share: "clipped", logprob_gap: "sampler–trainer gap", grad_norm: "gradient norm", no_signal: "groups without signal", cut_off: "cut off", unique_replies: "different replies", learning_rate: "learning rate" };
+    const share = new Set(["clip_share", "no_signal", "cut_off", "unique_replies"]);
     const rows = Object.entries(names).filter(([key]) => series[key]).map(([key, name]) => {
       const value = h("td", { class: "number" });
       const unit = share.has(key) ? (number) => toPercent(number) : toNumber;
@@ -123,7 +123,7 @@ export class RunScreen {
     const ends = Object.entries(health.ends);
     if (!ends.length) { fill(this.health); return; }
     const notes = [h("b", {}, toCount(count, "conversation"))];
-    if (health.flat_groups !== null && health.flat_groups !== undefined) notes.push(h("span", {}, `no signal in ${toPercent(health.flat_groups)} of recent groups`));
+    if (health.no_signal !== null && health.no_signal !== undefined) notes.push(h("span", {}, `no signal in ${toPercent(health.no_signal)} of recent groups`));
     const blame = Object.entries(health.blame).map(([who, number]) => h("button", { type: "button", class: "link bad", onclick: () => this.narrow({ blame: who }) }, `${number} failed, blame ${who}`));
     if (broken) notes.push(h("span", { class: "bad" }, `${broken} lines cannot be read`));
     const decided = Object.entries(decisions).filter(([name]) => ["accepted", "to review", "reviewed", "rejected"].includes(name));

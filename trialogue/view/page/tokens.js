@@ -4,7 +4,7 @@ import { h, toNumber } from "./dom.js";
 
 const FOLDED = 160;
 
-export function drawTokens({ advantage, everything, turns }) {
+export function drawTokens({ advantage, turns }) {
   if (!turns.length) return h("p", { class: "muted" }, "No token was recorded: the agent was no model of this process.");
   const tone = advantage === null || advantage === undefined || advantage === 0 ? "flat" : advantage > 0 ? "up" : "down";
   const told = h("p", { class: "told", role: "status" }, "Point at a token.");
@@ -19,11 +19,11 @@ export function drawTokens({ advantage, everything, turns }) {
   const box = h("div", { class: `tokens ${tone}` },
     h("p", { class: "legend" },
       h("span", { class: "token trained" }, tone === "flat" ? "sampled" : "learned from"), ` ${sampled} tokens`, tone === "flat" ? (advantage === 0 ? ", advantage 0" : ", not learned from") : `, advantage ${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`,
-      " · ", h("span", { class: everything ? "token trained" : "token" }, everything ? "read and learned from" : "only read"), ` ${observed} tokens`,
+      " · ", h("span", { class: "token" }, "only read"), ` ${observed} tokens`,
       " · ", h("span", { class: "token trained unsure" }, "unlikely"), " below even odds",
       turns.some((turn) => turn.prompt[0]?.[1] === null) ? " · no tokenizer here: ids are shown" : ""),
     told,
-    rows.map((row, number) => h("section", { class: "row" }, rows.length > 1 ? h("h3", {}, `row ${number + 1}`) : null, h("div", { class: "stream" }, row.map((turn) => [drawObserved(turn, everything), drawReply(turn)])))));
+    rows.map((row, number) => h("section", { class: "row" }, rows.length > 1 ? h("h3", {}, `row ${number + 1}`) : null, h("div", { class: "stream" }, row.map((turn) => [drawObserved(turn), drawReply(turn)])))));
   box.style.setProperty("--strength", String(0.14 + 0.36 * strength));
   box.addEventListener("pointerover", (event) => tell(event.target));
   box.addEventListener("focusin", (event) => tell(event.target));
@@ -37,8 +37,8 @@ export function drawTokens({ advantage, everything, turns }) {
   return box;
 }
 
-function drawObserved(turn, everything) {
-  const all = turn.prompt.map(([id, text]) => h("span", { class: everything ? "token trained" : "token", data: { id, turn: turn.turn } }, show(id, text)));
+function drawObserved(turn) {
+  const all = turn.prompt.map(([id, text]) => h("span", { class: "token", data: { id, turn: turn.turn } }, show(id, text)));
   if (all.length <= FOLDED) return all;
   const [head, tail] = [all.slice(0, 40), all.slice(-60)];
   const button = h("button", { type: "button", class: "link fold" }, ` … ${all.length - 100} tokens more … `);

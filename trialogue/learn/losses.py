@@ -1,48 +1,77 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Group advantages and the policy losses, as pure functions on arrays.
+"""The policy losses and the loss of supervised fine-tuning, as pure functions on arrays.
 
-A loss divides by totals of the whole step, so micro-batches add up to the same number however rows are cut.
+A loss divides by totals of the whole step, so that the losses of micro-batches add up to the same number
+however rows are split. `loss.name` names one of `PolicyLoss`, or a loss of your own as `module:name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
 from dataclasses import dataclass
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trialogue.config import LossSettings
-from trialogue.engine.api import TokenBatch
+from trialogue.engine.api import LossFunction, TokenBatch
+from trialogue.errors import ConfigError
+from trialogue.seams import check_signature, describe_value, load_seam, loading
+from trialogue.settings import LOSSES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPSILON = 1e-6
 KL_BOUND = 10.0
-"""The k3 estimate is clamped here: one wild token must not own the step."""
+"""The k3 estimate is clamped here, so that one outlier token does not dominate the step."""
 LOG_BOUND = 20.0
-"""Differences of log-probabilities are clamped here: beyond it an exponential could overflow and its gradient
-would be no number."""
+"""Differences of log-probabilities are clamped here: beyond it the exponential could overflow, and its
+gradient would be NaN."""
 
 
-def advantages(rewards: Sequence[float], name: str = "grpo") -> list[float]:
-    """How much better each conversation of a group was than its siblings.
+def find_loss(settings: LossSettings) -> LossFunction:
+    """The loss that `loss.name` names. A loss of your own is a function `(new_logprobs, batch)` that returns
+    a scalar and metrics, an object with such a `__call__`, or a class of such objects."""
+    if settings.name in LOSSES:
+        return PolicyLoss(settings)
+    found: Any = load_seam(settings.name, "loss")
+    if inspect.isclass(found):
+        check_signature(found, (), "loss")
+        with loading(f"loss {describe_value(found)}"):
+            found = found()
+    check_signature(found, ("new_logprobs", "batch"), "loss")
+    return OwnLoss(settings.name, found)
 
-    grpo and its kin: (r - mean) / (spread + 1e-6) with the unbiased spread; dr_grpo: r - mean;
-    rloo: r - mean of the others. A group without spread has no signal: all zeros.
 
-    >>> advantages([1.0, 0.0, 0.0, 1.0], "dr_grpo")
-    [0.5, -0.5, -0.5, 0.5]
-    """
-    if len(rewards) < 2 or max(rewards) - min(rewards) < EPSILON:
-        return [0.0] * len(rewards)
-    mean = fmean(rewards)
-    if name == "dr_grpo":
-        return [reward - mean for reward in rewards]
-    if name == "rloo":
-        return [(reward - mean) * len(rewards) / (len(rewards) - 1) for reward in rewards]
-    spread = stdev(rewards) + EPSILON
-    return [(reward - mean) / spread for reward in rewards]
+@dataclass(frozen=True)
+class OwnLoss:
+    """A loss from outside the package. A mistake in it names its function, file and line."""
+
+    name: str
+    function: Any
+
+    @property
+    def needs_elsewhere(self) -> bool:
+        return bool(getattr(self.function, "needs_elsewhere", False))
+
+    def __call__(self, new_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor | float]]:
+        import torch
+
+        what = f"loss {describe_value(self.function)}"
+        with loading(what):
+            found = self.function(new_logprobs, batch)
+        match found:
+            case (torch.Tensor() as loss, dict() as metrics) if loss.ndim == 0:
+                return loss, {"loss": loss.detach(), **metrics}
+        raise ConfigError(
+            f"{what}: it must return a scalar tensor and a dict of metrics, not {describe_result(found)}"
+        )
+
+
+def describe_result(found: Any) -> str:
+    """The type of what a loss returned, with the shape of tensors."""
+    if isinstance(found, tuple):
+        return f"({', '.join(map(describe_result, found))})"
+    shape = getattr(found, "shape", None)
+    return type(found).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
 
 
 @dataclass(frozen=True)
@@ -54,6 +83,11 @@ class PolicyLoss:
     @property
     def name(self) -> str:
         return self.settings.name
+
+    @property
+    def needs_elsewhere(self) -> bool:
+        """Whether a row needs the log-ratios of the other rows of its conversation (`Row.elsewhere`)."""
+        return self.name == "gspo" and not self.settings.importance_cap
 
     def __call__(self, new_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor | float]]:
         import torch
@@ -88,7 +122,7 @@ class PolicyLoss:
 def surrogate(
     ratio: Tensor, new_logprobs: Tensor, advantage: Tensor, settings: LossSettings
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each token, and where the clip took hold."""
+    """The loss of each token, and which tokens were clipped."""
     import torch
 
     low, high = settings.clips
@@ -112,8 +146,8 @@ def k3(new_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
 
 def reduce(losses: Tensor, batch: TokenBatch, settings: LossSettings) -> Tensor:
-    """Sum the tokens' losses into this micro-batch's share of the step's loss. The unit of `row` and
-    `constant` is a conversation, whatever number of rows it has."""
+    """Reduce the losses of tokens to this micro-batch's part of the loss of the step. The unit of `row` and
+    `constant` is a conversation, however many rows it has."""
     if settings.reduction == "token":
         return losses.sum() / batch.total_tokens
     if settings.reduction == "constant":
@@ -122,18 +156,19 @@ def reduce(losses: Tensor, batch: TokenBatch, settings: LossSettings) -> Tensor:
 
 
 def _conversation_ratio(log_ratio: Tensor, batch: TokenBatch, is_fresh: bool) -> Tensor:
-    """The mean log-ratio of each token's conversation, over all that was sampled in it.
+    """The mean log-ratio of each token's conversation, over all tokens sampled in it.
 
-    Its rows may lie in other micro-batches or processes, so what they add is a number. Each token passes the
-    gradient of its own log-ratio: summed over the conversation, whose tokens share an advantage, that is the
-    gradient of the mean. `is_fresh` says that the old weights are the present ones, so that the rest is 0.
+    Other rows of the conversation may be in other micro-batches or processes, so their log-ratios come as a
+    plain number (`elsewhere`). Each token passes on the gradient of its own log-ratio: summed over the
+    conversation, whose tokens have one advantage, that is the gradient of the mean. `is_fresh` means that the
+    present weights sampled the rows, so the log-ratios elsewhere are 0.
     """
     fixed = log_ratio.detach()
     elsewhere = batch.elsewhere.new_zeros(batch.rows) if is_fresh else batch.elsewhere
     if elsewhere.isnan().any():
         raise ValueError(
-            "gspo: a conversation has several rows, and the ratio of the others is not known; give rows "
-            "through trialogue.learn.rows.add_elsewhere first"
+            "gspo: a conversation has several rows, and the log-ratios of its other rows are unknown; pass the "
+            "rows through trialogue.learn.rows.add_elsewhere first"
         )
     sums = elsewhere.to(fixed.dtype).index_add(0, batch.row, fixed)
     return (sums / batch.conversation_tokens.clamp(min=1))[batch.row] + log_ratio - fixed

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trialogue.config import LossSettings
 from trialogue.engine.api import TokenBatch
-from trialogue.learn.grpo import CrossEntropy, PolicyLoss, advantages, k3
+from trialogue.learn.losses import CrossEntropy, PolicyLoss, advantages, k3
 
 NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 

@@ -1,0 +1,121 @@
+"""Advantages: how much better each conversation of a group was than the others.
+
+An advantage function takes a group and returns one number per conversation, or one list per conversation with
+one number per reply of the agent. It is named by `advantage.name`: a name from `ADVANTAGES`, or a function of
+your own as `module:name` or `path/to/file.py:name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+from statistics import fmean, stdev
+from typing import Any
+
+from trialogue.errors import ConfigError
+from trialogue.seams import check_signature, describe_value, load_seam, loading
+from trialogue.trajectory import Group
+
+EPSILON = 1e-6
+"""Smaller differences of rewards are no signal."""
+
+Values = Sequence[float] | Sequence[Sequence[float]]
+"""One advantage per conversation of a group, or one list per conversation with one per reply."""
+Advantage = Callable[[Group], Values]
+
+
+def has_signal(group: Group) -> bool:
+    """Whether the rewards of a group differ."""
+    values = [item.value for item in group.trajectories]
+    return len(values) > 1 and max(values) - min(values) >= EPSILON
+
+
+def normalize(rewards: Sequence[float]) -> list[float]:
+    """(r - mean) / (standard deviation + 1e-6), with the unbiased standard deviation.
+
+    >>> [round(value, 4) for value in normalize([1.0, 0.0, 0.0, 1.0])]
+    [0.866, -0.866, -0.866, 0.866]
+    """
+    spread = stdev(rewards) + EPSILON
+    return [value / spread for value in center(rewards)]
+
+
+def center(rewards: Sequence[float]) -> list[float]:
+    """r - mean.
+
+    >>> center([1.0, 0.0, 0.0, 1.0])
+    [0.5, -0.5, -0.5, 0.5]
+    """
+    mean = fmean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """r - mean of the others.
+
+    >>> leave_one_out([1.0, 0.0])
+    [1.0, -1.0]
+    """
+    return [value * len(rewards) / (len(rewards) - 1) for value in center(rewards)]
+
+
+def grpo(group: Group) -> list[float]:
+    """Group relative policy optimization: normalized by the standard deviation of the group."""
+    return _compare(group, normalize)
+
+
+def dr_grpo(group: Group) -> list[float]:
+    """GRPO done right: not divided by the standard deviation."""
+    return _compare(group, center)
+
+
+def rloo(group: Group) -> list[float]:
+    """REINFORCE leave-one-out: each conversation against the mean of the others."""
+    return _compare(group, leave_one_out)
+
+
+ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+
+
+def _compare(group: Group, compute: Callable[[Sequence[float]], list[float]]) -> list[float]:
+    """The advantages of a group, all 0 where it has no signal."""
+    values = [item.value for item in group.trajectories]
+    return compute(values) if has_signal(group) else [0.0] * len(values)
+
+
+def find_advantage(name: str, loss: str = "grpo") -> Advantage:
+    """The function that `advantage.name` names. Where it is empty, the one that belongs to the loss."""
+    if not name:
+        return ADVANTAGES.get(loss, grpo)
+    if name in ADVANTAGES:
+        return ADVANTAGES[name]
+    function: Any = load_seam(name, "advantage")
+    check_signature(function, ("group",), "advantage")
+
+    def checked(group: Group) -> Values:
+        what = f"advantage {describe_value(function)}"
+        with loading(what):
+            found = function(group)
+        problem = find_problem(found, group)
+        if problem:
+            raise ConfigError(f"{what} on task {group.task.id}: {problem}")
+        return found
+
+    return checked
+
+
+def find_problem(found: Any, group: Group) -> str:
+    """What is wrong with the result of an advantage function; empty where it can be used."""
+    wanted = "one number per conversation, or one list per conversation with one number per reply"
+    if not isinstance(found, Sequence):
+        return f"it returned {type(found).__name__}, not {wanted}"
+    if len(found) != len(group.trajectories):
+        return f"it returned {len(found)} values for {len(group.trajectories)} conversations"
+    for value, item in zip(found, group.trajectories, strict=True):
+        replies = sum(turn.side == "agent" and turn.tokens is not None for turn in item.turns)
+        numbers = value if isinstance(value, Sequence) else [value] * replies
+        if not all(isinstance(number, int | float) and isfinite(number) for number in numbers):
+            return f"{value!r} of conversation {item.id} is no finite number; return {wanted}"
+        if len(numbers) != replies:
+            return f"{len(numbers)} numbers for the {replies} replies of conversation {item.id}"
+    return ""
