@@ -79,7 +79,8 @@ def step_ours(
     from trialogue.config import LossSettings
     from trialogue.engine.api import EngineSettings, OptimParams, Row, SamplingParams
     from trialogue.engine.torch_engine import TorchEngine
-    from trialogue.learn.losses import PolicyLoss, advantages
+    from trialogue.learn.advantages import normalize
+    from trialogue.learn.losses import PolicyLoss
 
     _, first = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
     engine = TorchEngine(folder, EngineSettings(device="cpu", precision=precision))
@@ -101,7 +102,7 @@ def step_ours(
     async def step() -> dict[str, Any]:
         computed = engine.update.computed_tokens
         started = perf_counter()
-        shares = advantages([float(number % 2) for number in range(SIBLINGS)])
+        shares = normalize([float(number % 2) for number in range(SIBLINGS)])
         rows = await asyncio.gather(*(talk(number, share) for number, share in enumerate(shares)))
         sampled = perf_counter()
         await engine.forward_backward(list(rows), PolicyLoss(LossSettings()))

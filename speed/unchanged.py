@@ -1,14 +1,16 @@
-"""Do two versions of the package compute the same, byte by byte? python speed/unchanged.py BEFORE AFTER
+"""Compare what two versions of the package compute, byte by byte: python speed/unchanged.py BEFORE AFTER
 
 BEFORE and AFTER are checkouts. Each evaluates the oracle, takes a short cold start and three steps of
 reinforcement learning, with equal seeds, on one thread, with the Python that runs this script. Trajectories,
-metrics and weights are compared; the exit status is 1 if a file differs.
+metrics and weights are compared; the exit status is 1 if a file differs. A key of the metrics that has a new
+name since BEFORE is given as `--renamed OLD=NEW`.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -35,23 +37,39 @@ asyncio.run(train(load_config(TrainConfig, None, [place, levels, "run.name=train
 COMPARED = ("trajectories/*.jsonl", "metrics.jsonl", "model/*.safetensors")
 
 
-def run(tree: Path, out: Path) -> dict[str, str]:
+IGNORED = ("digest", "wall_seconds", "seconds")
+"""Metrics that depend on the time taken, and the digest of the line that holds them."""
+
+
+def to_bytes(file: Path, renamed: dict[str, str]) -> bytes:
+    """A file as it is compared: metrics without times and under their new names."""
+    data = file.read_bytes()
+    if file.name != "metrics.jsonl":
+        return data
+    lines = [json.loads(line) for line in data.splitlines()]
+    kept = [[(renamed.get(key, key), line[key]) for key in line if key not in IGNORED] for line in lines]
+    return json.dumps(kept).encode()
+
+
+def run(tree: Path, out: Path, renamed: dict[str, str]) -> dict[str, str]:
     """The digest of every compared file of the three runs of one checkout."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", PROGRAM, "runs"], check=True, cwd=out, env=environment)
     files = sorted(file for pattern in COMPARED for file in out.glob(f"runs/*/{pattern}"))
-    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {str(file.relative_to(out)): hashlib.sha256(to_bytes(file, renamed)).hexdigest() for file in files}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
+    parser.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
     given = parser.parse_args()
+    renamed = dict(item.split("=") for item in given.renamed)
     found: list[dict[str, str]] = []
     for tree in (given.before, given.after):
         with tempfile.TemporaryDirectory() as place:
-            found.append(run(tree.resolve(), Path(place)))
+            found.append(run(tree.resolve(), Path(place), renamed))
     before, after = found
     names = sorted(before.keys() | after.keys())
     for name in names:

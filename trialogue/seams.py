@@ -134,13 +134,14 @@ def _find_name(module: ModuleType, name: str, where: str, place: str) -> Any:
 def loading(
     where: str, folder: Path | None = None, kind: type[TrialogueError] = ConfigError
 ) -> Generator[None]:
-    """Turn an exception of the caller's code into one line with the place in this folder that raised it."""
+    """Turn an exception of the caller's code into one line with the place that raised it, in this folder or
+    anywhere."""
     try:
         yield
     except TrialogueError:
         raise
     except Exception as error:
-        _, line = locate(error, folder) if folder is not None else ("", "")
+        _, line = locate(error, folder)
         place = f" ({line})" if line else ""
         raise kind(f"{where}: {type(error).__name__}: {error}{place}") from error
 

@@ -36,18 +36,18 @@ class AdvantageSettings(Section):
     """How much better a conversation was than the others of its group."""
 
     name: Annotated[str, Seam(), _is_known("", *ADVANTAGES)] = ""
-    """grpo: reward minus mean, divided by the standard deviation; dr_grpo: not divided; rloo: reward minus mean
-    of the others; or module:name of a function (group) that returns one number per conversation, or a list with
-    one number per reply. Empty: the advantage of that name that belongs to loss.name, else grpo."""
+    """grpo: reward minus mean, divided by the standard deviation; dr_grpo: not divided; rloo: reward minus
+    mean of the others; or module:name of a function (group) that returns one number per conversation, or one
+    list per conversation with a number per reply. Empty: the one that belongs to loss.name, else grpo."""
 
 
 class LossSettings(Section):
     """The policy loss. Every reduction is named, because engines differ silently."""
 
     name: Annotated[str, Seam(), _is_known(*LOSSES)] = "grpo"
-    """grpo, dr_grpo, rloo: clipped ratio (they differ in their advantage); dapo: an upper clip of its own; gspo:
-    one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; or module:name of
-    a function (new_logprobs, batch) that returns a scalar and metrics."""
+    """grpo, dr_grpo, rloo: clipped ratio (they differ in their advantage); dapo: an upper clip of its own;
+    gspo: one ratio per conversation, over all its rows; cispo: clipped weights on the log-likelihood; or
+    module:name of a function (new_logprobs, batch) that returns a scalar and metrics."""
     reduction: Literal["token", "row", "constant"] = "token"
     """token: mean over all trained tokens of the step; row: mean within each conversation, then over
     conversations; constant: sum over tokens divided by conversations times `constant`. A conversation whose
@@ -193,16 +193,16 @@ class StragglerSettings(Section):
     patience: float = Field(default=1.25, ge=1)
     """How long the rest gets, as a multiple of the time that took."""
     staleness: int = Field(default=2, ge=1)
-    """async: conversations are cut after this many steps: no trained token is older than this many versions."""
+    """async: conversations are cut after this many steps, so that no trained token is older in versions."""
 
 
 class EngineChoice(Section):
     """What computes: samples replies and updates weights."""
 
     name: Annotated[str, Seam(), _is_known(*ENGINES)] = "torch"
-    """torch: this process; tinker: a Tinker-compatible service that holds and trains the weights; vllm: a server
-    that samples with the weights trained here; or module:name of an Engine, or of a function (folder, settings)
-    that makes one."""
+    """torch: this process; tinker: a Tinker-compatible service that holds and trains the weights; vllm: a
+    server that samples with the weights trained here; or module:name of an Engine, or of a function (folder,
+    settings) that makes one."""
     url: str = ""
     """Address of the Tinker service or the vLLM server."""
     reduction: Literal["sum", "sequence_mean"] = "sum"

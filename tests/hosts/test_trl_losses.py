@@ -22,7 +22,8 @@ from trl.trainer.utils import nanstd
 
 from trialogue.config import LossSettings
 from trialogue.engine.api import TokenBatch
-from trialogue.learn.losses import PolicyLoss, advantages
+from trialogue.learn.advantages import normalize
+from trialogue.learn.losses import PolicyLoss
 
 ROWS, LENGTH = 6, 9
 LONGEST = 16.0
@@ -174,4 +175,4 @@ def test_advantages_agree_with_the_arithmetic_of_trl() -> None:
     the spread it has 1e-4 where we have 1e-6."""
     rewards = torch.tensor([1.0, 0.0, 0.25, 1.0, 0.0, 0.5])
     theirs = (rewards - rewards.mean()) / (nanstd(rewards) + 1e-4)
-    assert advantages(rewards.tolist()) == pytest.approx(theirs.tolist(), rel=1e-3)
+    assert normalize(rewards.tolist()) == pytest.approx(theirs.tolist(), rel=1e-3)

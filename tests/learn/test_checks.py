@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 from trialogue.config import CheckSettings, RunSettings, TrainConfig
 from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import EngineError
-from trialogue.learn import grpo
+from trialogue.learn import losses
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.checks import Checks, to_plain
-from trialogue.learn.train import join_parts, to_step, train, update
+from trialogue.learn.loop import join_metrics, update
+from trialogue.learn.rows import build_rows
+from trialogue.learn.train import find_method, to_optim, train
 from trialogue.run import Run, read_lines
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
@@ -28,6 +30,7 @@ from trialogue.view.live import show_steps
 
 Configure = Callable[..., TrainConfig]
 TASK = Task(id="t", domain="d", instructions="")
+EMPTY = Group(task=TASK, trajectories=())
 
 
 def talk(identity: str, value: float, logprob: float = -1.0) -> Trajectory:
@@ -39,41 +42,43 @@ def talk(identity: str, value: float, logprob: float = -1.0) -> Trajectory:
 def test_a_sound_step_has_no_warning() -> None:
     checks = Checks()
     group = Group(task=TASK, trajectories=(talk("a", 1.0), talk("b", 0.0), talk("c", 0.5)))
-    assert len(to_step([group], TrainConfig(), checks)) == 3
+    assert len(build_rows([group], checks=checks)) == 3
     metrics = {"loss": 0.1, "skipped": 0.0, "logprob_gap": 1e-5, "entropy": 0.5}
     checks.see_conversations({"conversations": 3, "blame": {}, "reward": 0.5}, 3)
     checks.see_update(metrics)
     assert checks.collect() == []
-    assert checks.streaks == {"flat": 0, "broken": 0, "failed": 0}
+    assert checks.streaks == {"no_signal": 0, "broken": 0, "failed": 0}
 
 
 def test_rewards_outside_their_range() -> None:
     checks = Checks()
     group = Group(task=TASK, trajectories=(talk("a", 1.5), talk("b", -0.5), talk("c", 0.5)))
-    to_step([group], TrainConfig(), checks)
+    build_rows([group], checks=checks)
     [warning] = checks.collect()
-    assert warning.startswith("a reward of task t is 1.5, outside 0 to 1: mend the reward function")
+    assert warning.startswith("a reward of task t is 1.5, outside 0 to 1: correct the reward function")
     assert warning.endswith("(2 times in this step)")
     wider = Checks(CheckSettings(rewards=(-1.0, 2.0)))
-    to_step([group], TrainConfig(), wider)
+    build_rows([group], checks=wider)
     assert wider.collect() == []
 
 
 def test_advantages_that_do_not_cancel() -> None:
     checks = Checks()
-    checks.see_group(Group(task=TASK, trajectories=()), [1.0, 0.0], [1.0, -0.5])
+    checks.see_group(EMPTY, [1.0, -0.5])
     [warning] = checks.collect()
     assert "sum to 0.5 instead of 0" in warning
-    checks.see_group(Group(task=TASK, trajectories=()), [1.0, 0.0], [nan, nan])
+    checks.see_group(EMPTY, [nan, nan])
     assert len(checks.collect()) == 1
+    checks.see_group(EMPTY, [1.0, 1.0], sum_to_zero=False)
+    assert checks.collect() == []
 
 
 def test_conversations_with_a_wrong_mask_or_no_logprobs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = Checks()
     group = Group(task=TASK, trajectories=(talk("a", 1.0), talk("b", 0.0, nan), talk("c", 0.5)))
-    rows = to_step([group], TrainConfig(), checks)
+    rows = build_rows([group], checks=checks)
     assert [row.id for row in rows] == ["a", "c"]
-    assert checks.collect() == ["b has log-probabilities that are no numbers: left out"]
+    assert checks.collect() == ["b has log-probabilities that are not finite: left out"]
     row = Row([1, 2, 3, 4], [0, 1, 1, 1], [0.0] * 4, [1.0] * 4, id="a")  # the user's token trained on
     assert not checks.is_masked_right(talk("a", 1.0), [row])
     assert "3 tokens of a would be trained on but 2 were sampled" in checks.collect()[0]
@@ -107,7 +112,7 @@ def test_no_signal_for_long() -> None:
     [warning] = again.collect()
     assert "for 7 steps (reward 1.00): the tasks are too easy" in warning
     again.see_conversations({"conversations": 8, "blame": {}, "reward": 0.5}, 3)
-    assert again.streaks["flat"] == 0
+    assert again.streaks["no_signal"] == 0
 
 
 @pytest.mark.parametrize("metrics", [{"loss": nan, "skipped": 1.0}, {"loss": inf, "skipped": 0.0}])
@@ -134,16 +139,15 @@ def test_a_run_that_only_fails_is_stopped() -> None:
 
 SOUND = {"loss": 1.0, "skipped": 0.0, "logprob_gap": 0.0, "entropy": 1.0}
 ROW = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0] * 4, [1.0] * 4, id="a")
-EMPTY = Group(task=TASK, trajectories=())
 EVERY: dict[str, Callable[[Checks], Any]] = {
     "gap": lambda checks: checks.see_update({**SOUND, "logprob_gap": 0.2}),
     "entropy": lambda checks: checks.see_update({**SOUND, "entropy": 0.001}),
     "finite": lambda checks: checks.see_update({**SOUND, "loss": nan}),
-    "reward": lambda checks: checks.see_group(EMPTY, [1.5], [0.0]),
-    "advantage": lambda checks: checks.see_group(EMPTY, [1.0, 0.0], [1.0, -0.5]),
+    "reward": lambda checks: checks.see_group(Group(task=TASK, trajectories=(talk("a", 1.5),)), [0.0]),
+    "advantage": lambda checks: checks.see_group(EMPTY, [1.0, -0.5]),
     "mask": lambda checks: checks.is_masked_right(talk("a", 1.0), [ROW, ROW]),
     "logprobs": lambda checks: checks.is_masked_right(talk("a", 1.0, nan), [ROW]),
-    "flat": lambda checks: checks.see_conversations({"conversations": 8, "blame": {}, "reward": 0.0}, 0),
+    "no_signal": lambda checks: checks.see_conversations({"conversations": 8, "blame": {}, "reward": 0.0}, 0),
     "failed": lambda checks: checks.see_conversations({"conversations": 0, "blame": {"user": 5}}, 0),
 }
 
@@ -193,13 +197,13 @@ async def test_a_poisoned_step_is_skipped_in_a_real_run(
     train_config: Configure, trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The loss of the second update is not a number: weights stay, it is counted, the third one learns."""
-    real, calls = grpo.reduce, [0]
+    real, calls = losses.reduce, [0]
 
     def poisoned(losses: torch.Tensor, batch: Any, settings: Any) -> torch.Tensor:
         calls[0] += 1
         return real(losses, batch, settings) * (nan if calls[0] == 2 else 1.0)
 
-    monkeypatch.setattr(grpo, "reduce", poisoned)
+    monkeypatch.setattr(losses, "reduce", poisoned)
     config = train_config(
         learner__model=str(trained),
         training__steps=3,
@@ -214,7 +218,7 @@ async def test_a_poisoned_step_is_skipped_in_a_real_run(
     assert lines[1]["loss"] is None
     assert "that update was skipped" in lines[1]["warnings"][0]
     assert "warnings" not in lines[0]
-    assert "warning: loss or gradient is no finite number" in capfd.readouterr().err
+    assert "warning: the loss or the gradient is not finite" in capfd.readouterr().err
     first, second, third = (
         load_file(run / "checkpoints" / f"step-00000{step}" / "model.safetensors") for step in (1, 2, 3)
     )
@@ -227,24 +231,24 @@ async def test_a_poisoned_mini_batch_is_seen_whichever_it_is(
 ) -> None:
     config = train_config(training__mini_batches=2)
     rows = [Row([1, 2, 3], [0, 1, 1], [0.0, -5.0, -5.0], [share] * 3) for share in (1.0, -1.0, 0.5, -0.5)]
-    real, calls = grpo.reduce, [0]
+    real, calls = losses.reduce, [0]
 
     def poisoned(losses: torch.Tensor, batch: Any, settings: Any) -> torch.Tensor:
         calls[0] += 1
         return real(losses, batch, settings) * (nan if calls[0] == 1 else 1.0)
 
-    monkeypatch.setattr(grpo, "reduce", poisoned)
-    engine = load_learner(config.learner, 0).engine
+    monkeypatch.setattr(losses, "reduce", poisoned)
+    engine, optim = load_learner(config.learner, 0).engine, to_optim(config.optimizer, 0, 1)
     known = await engine.forward(rows, 1.0)  # nothing is clipped
     rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(rows, known, strict=True)]
-    metrics = await update(engine, rows, 0, config, None)
+    metrics = await update(engine, rows, find_method(config), optim)
     assert calls == [2]
     assert metrics["skipped"] == 1.0
     assert isnan(metrics["loss"])
     checks = Checks()
     checks.see_update(metrics)
     assert any("that update was skipped" in warning for warning in checks.collect())
-    metrics = await update(engine, list(rows), 1, config, None)
+    metrics = await update(engine, list(rows), find_method(config), optim, 1)
     assert metrics["skipped"] == 0.0
     assert isfinite(metrics["loss"])
 
@@ -252,16 +256,16 @@ async def test_a_poisoned_mini_batch_is_seen_whichever_it_is(
 def test_mini_batches_are_averaged() -> None:
     one = {"loss": 1.0, "logprob_gap": 0.1, "entropy": 0.5, "grad_norm": 2.0, "skipped": 0.0}
     other = {"loss": 3.0, "logprob_gap": 0.9, "entropy": 0.25, "grad_norm": nan, "skipped": 1.0}
-    joined = join_parts([one, other, other])
+    joined = join_metrics([one, other, other])
     assert isnan(joined.pop("grad_norm"))
     assert joined == {"loss": 7 / 3, "logprob_gap": 0.1, "entropy": 1 / 3, "skipped": 2.0}
-    assert join_parts([one]) == one
+    assert join_metrics([one]) == one
 
 
 async def test_weights_that_are_none_are_told(blank: Path) -> None:
     learner = load_learner(TrainConfig.model_validate({"learner": {"model": str(blank)}}).learner, 0)
     row = Row([1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], [1.0] * 3)
-    await learner.engine.forward_backward([row], grpo.CrossEntropy())
+    await learner.engine.forward_backward([row], losses.CrossEntropy())
     with pytest.raises(EngineError, match="the weights are no finite numbers after this step"):
         await learner.engine.optim_step(OptimParams(learning_rate=inf))
 

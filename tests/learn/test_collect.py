@@ -19,11 +19,13 @@ from trialogue import Reply
 from trialogue.config import StragglerSettings, TrainConfig
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import BudgetError, ConfigError
-from trialogue.learn.collect import Gate, Wave, Waves, measure_flow
-from trialogue.learn.train import make_waves, to_step, train
+from trialogue.learn.collect import Collector, Gate, RolloutBatch
+from trialogue.learn.measure import measure_flow
+from trialogue.learn.rows import build_rows
+from trialogue.learn.train import train
 from trialogue.messages import Message
 from trialogue.run import list_checkpoints, read_about, read_lines, read_trajectories
-from trialogue.score.parties import Cast
+from trialogue.score.parties import Parties
 from trialogue.task import Side, Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn
 from trialogue.world.domain import Domain, Environment
@@ -119,7 +121,7 @@ def slow_tools(domain: Domain, share: float) -> Domain:
 
 async def run_steps(
     wall: str, policy: str, share: float, slow: str = "user", **settings: Any
-) -> tuple[list[list[Group]], Counter[str], Waves]:
+) -> tuple[list[list[Group]], Counter[str], Collector]:
     """Some steps of held conversations and an update each, as `train` makes them, without weights."""
     domain = find_domain(wall)
     if slow == "tool":
@@ -127,20 +129,20 @@ async def run_steps(
     config = TrainConfig.model_validate(
         {
             "domain": wall,
-            "training": {"group_size": SIZE, "tasks_per_step": TASKS},
+            "training": {"group_size": SIZE, "tasks_per_step": TASKS, "steps": STEPS},
             "rollout": {"redraws": 0},
             "stragglers": {"policy": policy, **settings},
         }
     )
     started: Counter[str] = Counter()
-    waves = make_waves(domain, domain.oracle, Cast(make_user(domain, share, started)), config)  # type: ignore[arg-type]
+    parties = Parties(make_user(domain, share, started))
+    collector = Collector(config, domain, domain.oracle, parties)  # type: ignore[arg-type]
     taken: list[list[Group]] = []
     for step in range(STEPS):
-        waves.begin(step, domain.tasks("train"), ())
-        taken.append(await waves.take(step, step == STEPS - 1))
+        taken.append(await collector.next_groups(step))
         await asyncio.sleep(UPDATE)
-    await waves.close()
-    return taken, started, waves
+    await collector.close()
+    return taken, started, collector
 
 
 def count(taken: list[list[Group]]) -> int:
@@ -148,7 +150,7 @@ def count(taken: list[list[Group]]) -> int:
 
 
 @pytest.mark.parametrize("slow", ["user", "tool"])
-@pytest.mark.parametrize("policy", ["cut", "carry"])
+@pytest.mark.parametrize("policy", ["cut", "async"])
 def test_throughput_with_stragglers(wall: str, policy: str, slow: str) -> None:
     (smooth, _, _), alone = play(run_steps(wall, policy, 0.0, slow))
     (rough, _, _), together = play(run_steps(wall, policy, 0.05, slow))
@@ -164,11 +166,11 @@ def test_throughput_with_stragglers(wall: str, policy: str, slow: str) -> None:
 
 
 def test_everything_begun_is_learned_from_or_told(wall: str) -> None:
-    (taken, started, waves), _ = play(run_steps(wall, "carry", 0.05))
+    (taken, started, collector), _ = play(run_steps(wall, "async", 0.05))
     groups = [group for step in taken for group in step]
     ids = [item.id for group in groups for item in (*group.trajectories, *group.failed)]
     assert len(ids) == len(set(ids)) == STEPS * TASKS * SIZE == sum(started.values())
-    assert waves.waves == []
+    assert collector.batches == []
     figures = [measure_flow(find_domain(wall).tasks("train"), step, [], SIZE, 0) for step in taken]
     for family in ("inside", "outside"):
         graded = sum(line["graded"].get(family, 0) for line in figures)
@@ -199,14 +201,14 @@ def test_only_what_rows_are_made_of_counts_as_trained(wall: str) -> None:
         return Group(task=task, trajectories=tuple(talks))
 
     groups = [hold(inside, (1, 0)), hold(outside, (1, 1)), hold(outside, (1, 0), nan)]
-    found = measure_flow([inside, outside, outside], groups, to_step(groups, TrainConfig()), 2, 0)
+    found = measure_flow([inside, outside, outside], groups, build_rows(groups), 2, 0)
     assert found["started"] == found["graded"] == {"inside": 2, "outside": 4}
-    assert found["trained"] == {"inside": 2, "outside": 1}  # one group is flat, one of the other no number
+    assert found["trained"] == {"inside": 2, "outside": 1}  # one group has no signal, one of the other a NaN
 
 
 def test_nothing_is_older_than_allowed(wall: str) -> None:
     for staleness in (1, 3):
-        (taken, _, _), _ = play(run_steps(wall, "carry", 0.05, staleness=staleness))
+        (taken, _, _), _ = play(run_steps(wall, "async", 0.05, staleness=staleness))
         ages = {
             step - (int(item.id.split("/")[0]) - 1)
             for step, groups in enumerate(taken)
@@ -227,14 +229,19 @@ def test_what_was_carried_is_kept_for_resuming(wall: str) -> None:
     async def work() -> tuple[list[dict[str, Any]], list[Group]]:
         domain = find_domain(wall)
         config = TrainConfig.model_validate(
-            {"domain": wall, "training": {"group_size": SIZE}, "stragglers": {"policy": "carry"}}
+            {
+                "domain": wall,
+                "training": {"group_size": SIZE, "tasks_per_step": TASKS},
+                "stragglers": {"policy": "async"},
+                "tasks": {"split": "train", "levels": (1, 2)},
+            }
         )
-        waves = make_waves(domain, domain.oracle, Cast(make_user(domain, 0.05, Counter())), config)  # type: ignore[arg-type]
-        waves.begin(0, domain.tasks("train"), (1, 2))
-        groups = await waves.take(0)
-        data = waves.to_data(1)
-        await waves.close()
-        return data, groups
+        parties = Parties(make_user(domain, 0.05, Counter()))
+        collector = Collector(config, domain, domain.oracle, parties)  # type: ignore[arg-type]
+        groups = await collector.next_groups(0)
+        data = collector.to_data(1)
+        await collector.close()
+        return data["batches"], groups
 
     (data, groups), _ = play(work())
     [kept] = json.loads(json.dumps(data))
@@ -246,27 +253,30 @@ def test_what_was_carried_is_kept_for_resuming(wall: str) -> None:
     assert len(kept["tasks"]) + len(groups) == 6
 
 
-def test_nothing_is_taken_when_a_later_wave_cannot_go_on(wall: str) -> None:
+def test_nothing_is_taken_when_a_later_batch_cannot_go_on(wall: str) -> None:
     tasks = list(find_domain(wall).tasks("train"))
 
-    async def begin(wave: Wave) -> AsyncGenerator[Group]:
-        for number, task in enumerate(wave.tasks):
+    async def hold(batch: RolloutBatch) -> AsyncGenerator[Group]:
+        for number, task in enumerate(batch.tasks):
             await asyncio.sleep(1 if number < 3 else 10)
-            if wave.step == 1 and number == 5:
+            if batch.step == 1 and number == 5:
                 raise BudgetError("the budget is spent")
             yield Group(task=task, trajectories=())
 
     async def work() -> tuple[list[Group], list[dict[str, Any]]]:
-        settings = StragglerSettings(policy="carry", quorum=0.5, patience=1.0, staleness=3)
-        waves = Waves(settings, begin, SIZE)
-        waves.begin(0, tasks, ())
-        groups = await waves.take(0)
-        waves.begin(1, tasks, ())
+        stragglers = {"policy": "async", "quorum": 0.5, "patience": 1.0, "staleness": 3}
+        training = {"group_size": SIZE, "tasks_per_step": TASKS}
+        config = TrainConfig.model_validate({"domain": wall, "training": training, "stragglers": stragglers})
+        collector = Collector(config, find_domain(wall), None, Parties(None))  # type: ignore[arg-type]
+        collector.hold = hold  # type: ignore[method-assign]
+        collector.begin(0, tasks, ())
+        groups = await collector._take(0, is_last=False)
+        collector.begin(1, tasks, ())
         await asyncio.sleep(100)  # the rest of the first wave is over, and the budget is spent in the second
         with pytest.raises(BudgetError):
-            await waves.take(1)
-        data = waves.to_data(1)
-        await waves.close()
+            await collector._take(1, is_last=False)
+        data = collector.to_data(1)["batches"]
+        await collector.close()
         return groups, data
 
     (groups, [kept]), _ = play(work())
@@ -302,7 +312,7 @@ def test_redrawing_needs_whole_steps(wall: str) -> None:
         {"stragglers": {"policy": "cut"}, "training": {"redraw_no_signal": 1}}
     )
     with pytest.raises(ConfigError, match=r"redraw_no_signal needs whole steps"):
-        make_waves(find_domain(wall), None, Cast(None), config)  # type: ignore[arg-type]
+        Collector(config, find_domain(wall), None, Parties(None))  # type: ignore[arg-type]
     assert StragglerSettings().policy == "wait"
 
 
@@ -382,7 +392,7 @@ async def test_nobody_samples_while_a_checkpoint_is_saved(
             stragglers__patience=1.0,
         )
     )
-    [wave] = json.loads((list_checkpoints(run)[0] / "trainer.json").read_text())["waves"]
+    [wave] = json.loads((list_checkpoints(run)[0] / "trainer.json").read_text())["batches"]
     assert wave["tasks"]  # some were under way
     assert read_about(run)["state"] == "finished"
 
@@ -419,5 +429,5 @@ async def test_partial_conversations_go_on_with_newer_weights(
     versions = [{turn.tokens.version for turn in item.turns if turn.tokens is not None} for item in held]
     assert any(len(found) > 1 for found in versions)  # one conversation, two versions of the weights
     assert any(
-        json.loads((folder / "trainer.json").read_text())["waves"] for folder in list_checkpoints(run)[:1]
+        json.loads((folder / "trainer.json").read_text())["batches"] for folder in list_checkpoints(run)[:1]
     )

@@ -1,11 +1,10 @@
-"""Advantages and losses: numbers worked out by hand, finite differences, cutting into micro-batches."""
+"""Losses: numbers worked out by hand, finite differences, cutting into micro-batches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from trialogue.config import LossSettings
 from trialogue.engine.api import TokenBatch
-from trialogue.learn.losses import CrossEntropy, PolicyLoss, advantages, k3
+from trialogue.learn.losses import CrossEntropy, PolicyLoss, k3
 
 NAMES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 
@@ -60,37 +59,6 @@ def compute(
 OLD = ((math.log(0.2), math.log(0.5)), (math.log(0.4),))
 NEW = (math.log(0.3), math.log(0.5), math.log(0.2))
 BATCH = make_batch(OLD, (2.0, -1.0))
-
-
-def test_advantages_of_grpo_are_divided_by_the_unbiased_spread() -> None:
-    # mean 1/2, variance (4 · 1/4) / 3 = 1/3
-    share = 0.5 / (math.sqrt(1 / 3) + 1e-6)
-    for name in ("grpo", "dapo", "gspo", "cispo"):
-        assert advantages([1.0, 0.0, 0.0, 1.0], name) == pytest.approx([share, -share, -share, share])
-
-
-def test_advantages_of_dr_grpo_are_not_divided() -> None:
-    assert advantages([1.0, 0.0, 0.0, 0.0], "dr_grpo") == [0.75, -0.25, -0.25, -0.25]
-
-
-def test_advantages_of_rloo_are_against_the_others() -> None:
-    # 1 - mean(0, 0, 0.5) and so on
-    assert advantages([1.0, 0.0, 0.0, 0.5], "rloo") == pytest.approx([5 / 6, -0.5, -0.5, 1 / 6])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rewards", [[], [1.0], [0.0, 0.0], [0.3, 0.3, 0.3], [0.5, 0.5 + 1e-9]])
-def test_groups_without_spread_have_no_signal(name: str, rewards: list[float]) -> None:
-    assert advantages(rewards, name) == [0.0] * len(rewards)
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=12), st.sampled_from(NAMES))
-def test_advantages_sum_to_nothing_and_follow_the_rewards(rewards: list[float], name: str) -> None:
-    shares = advantages(rewards, name)
-    assert sum(shares) == pytest.approx(0, abs=1e-9)
-    pairs = sorted(zip(rewards, shares, strict=True))
-    assert all(first[1] <= second[1] + 1e-12 for first, second in pairwise(pairs))
 
 
 # By hand: the tokens' losses are -min(1.5, 1.2)·2 = -2.4, -1·2 = -2, and max(0.5, 0.8)·1 = 0.8.

@@ -94,7 +94,7 @@ async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
     assert "sk-canary-9090" not in json.dumps([str(read_about(run)) for run in (whole, again, replayed)])
 
 
-@pytest.mark.parametrize("policy", ["cut", "carry"])
+@pytest.mark.parametrize("policy", ["cut", "async"])
 async def test_a_step_the_budget_ends_is_held_once_when_it_goes_on(
     train_config: Callable[..., TrainConfig], trained: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from trialogue.config import TrainConfig
-from trialogue.learn.train import hold
-from trialogue.score.parties import Cast
+from trialogue.learn.collect import Collector
+from trialogue.score.parties import Parties
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Trajectory
@@ -23,26 +23,32 @@ LEVELS = (1, 2, 3, 4, 5)
 DRAWS = 1000
 
 
-def is_flat(task: Task) -> bool:
+def has_no_signal(task: Task) -> bool:
     """Three groups in ten, whatever their level."""
     return zlib.crc32(task.id.encode()) % 10 < 3
 
 
 def score(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
-    return Reward(value=0.0 if is_flat(task) else float(trajectory.trial % 2))
+    return Reward(value=0.0 if has_no_signal(task) else float(trajectory.trial % 2))
 
 
 async def hold_step(step: int, config: TrainConfig) -> tuple[list[Group], list[Group]]:
     """A step of the shop in which the user leaves at once, so that a thousand draws take seconds."""
     shop = replace(find_domain("shop"), reward=score)
     leave = ScriptedModel(["###STOP###"])
-    return await hold(step, shop, lambda *_: leave, Cast(lambda *_: leave), config, LEVELS)
+    parties = Parties(lambda *_: leave)
+    collector = Collector(config, shop, lambda *_: leave, parties)
+    return await collector.next_groups(step), collector.replaced
 
 
 @pytest.mark.timeout(180)
 async def test_every_level_is_redrawn_as_often_as_it_is_drawn(train_config: Configure) -> None:
     config = train_config(
-        domain="shop", training__tasks_per_step=10, training__group_size=2, training__redraw_no_signal=1
+        domain="shop",
+        tasks__levels=LEVELS,
+        training__tasks_per_step=10,
+        training__group_size=2,
+        training__redraw_no_signal=1,
     )
     levels: Counter[int] = Counter()
     step = 0
@@ -58,7 +64,11 @@ async def test_every_level_is_redrawn_as_often_as_it_is_drawn(train_config: Conf
 
 async def test_replacements_are_the_same_for_the_same_seed_and_step(train_config: Configure) -> None:
     config = train_config(
-        domain="shop", training__tasks_per_step=10, training__group_size=2, training__redraw_no_signal=2
+        domain="shop",
+        tasks__levels=LEVELS,
+        training__tasks_per_step=10,
+        training__group_size=2,
+        training__redraw_no_signal=2,
     )
 
     async def draw(step: int) -> list[str]:

@@ -70,12 +70,6 @@ def test_the_other_side_can_be_learned() -> None:
     assert to_rows(to_trajectory(say("user", FIRST)), 1.0) == []
 
 
-def test_the_ablation_trains_on_all_but_the_first_token() -> None:
-    [row] = to_rows(TALK, 0.5, train_on_everything=True)
-    assert row.mask == [0, 1, 1, 1, 1, 1, 1]
-    assert row.advantages[1:] == [0.5] * 6
-
-
 ids = st.integers(0, 99)
 talks = st.lists(
     st.tuples(st.booleans(), st.lists(ids, min_size=1, max_size=6), st.lists(ids, min_size=1, max_size=6)),

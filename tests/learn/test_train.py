@@ -24,11 +24,14 @@ from trialogue.cli.options import to_config
 from trialogue.config import EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError, RunError
+from trialogue.learn.advantages import dr_grpo, has_signal
+from trialogue.learn.collect import Collector, choose_tasks
+from trialogue.learn.rows import build_rows
 from trialogue.learn.sft import sft
-from trialogue.learn.train import choose_tasks, has_signal, hold, to_optim, to_step, train
+from trialogue.learn.train import to_optim, train
 from trialogue.lines import append_records
 from trialogue.run import Run, list_checkpoints, read_about, read_config, read_lines, read_trajectories
-from trialogue.score.parties import Cast
+from trialogue.score.parties import Parties
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
@@ -304,7 +307,7 @@ async def test_a_damaged_checkpoint_is_left_out(
     weights[-1] ^= 1
     (newest / "model.safetensors").write_bytes(weights)
     await train(read_config(TrainConfig, run), resume=run)
-    assert "step-000003 is damaged and left out: model.safetensors has changed" in caplog.text
+    assert "step-000003 is damaged and skipped: model.safetensors has changed" in caplog.text
     assert_same(whole, run)
 
 
@@ -356,7 +359,7 @@ async def test_groups_without_signal_are_counted_and_skipped(train_config: Confi
     assert all(value.equal(weights[name]) for name, value in load_file(blank / "model.safetensors").items())
 
 
-async def test_no_signal_are_drawn_anew(train_config: Configure) -> None:
+async def test_groups_without_signal_are_drawn_again(train_config: Configure) -> None:
     run = await train(train_config(training__steps=1, training__redraw_no_signal=2))
     [line] = read_metrics(run)
     assert line["redrawn_groups"] == 6
@@ -394,22 +397,7 @@ def talk(identity: str, value: float | None) -> Trajectory:
 TASK = Task(id="t", domain="d", instructions="")
 
 
-async def test_without_the_mask_no_ratio_is_of_tokens_that_nobody_sampled(
-    train_config: Configure, trained: Path
-) -> None:
-    config = train_config(
-        learner__model=str(trained),
-        training__steps=1,
-        training__group_size=8,
-        training__train_on_everything=True,
-    )
-    [line] = read_metrics(await train(config))
-    assert line["logprob_gap_max"] < 1e-3
-    assert line["clip_share"] == 0
-
-
 def test_rows_of_a_step() -> None:
-    config = TrainConfig.model_validate({"loss": {"name": "dr_grpo"}})
     groups = [
         Group(task=TASK, trajectories=(talk("a", 1.0), talk("b", 0.0)), failed=(talk("x", None),)),
         Group(task=TASK, trajectories=(talk("c", 1.0), talk("d", 1.0)), failed=(talk("y", None),)),
@@ -417,7 +405,7 @@ def test_rows_of_a_step() -> None:
         Group(task=TASK, trajectories=(talk("h", 1.0),)),
         Group(task=TASK, trajectories=(), failed=(talk("z", None),)),
     ]
-    rows = to_step(groups, config)
+    rows = build_rows(groups, dr_grpo)
     # A sibling at the mean has no pull of its own, but counts among the rows and tokens of the step.
     assert [(row.id, row.advantages[-1]) for row in rows] == [
         ("a", 0.5),
@@ -427,12 +415,6 @@ def test_rows_of_a_step() -> None:
         ("g", -0.5),
     ]
     assert [has_signal(group) for group in groups] == [True, False, True, False, False]
-    naive = config.model_copy(
-        update={"training": config.training.model_copy(update={"score_failures": True})}
-    )
-    shares = {row.id: row.advantages[-1] for row in to_step(groups, naive)}
-    assert shares["x"] == pytest.approx(-1 / 3)
-    assert shares["y"] == pytest.approx(-2 / 3)
 
 
 def test_tasks_of_a_finite_domain_come_in_epochs(train_config: Configure) -> None:
@@ -510,6 +492,7 @@ async def test_groups_come_in_the_order_of_their_tasks(train_config: Configure) 
     domain = find_domain(config.domain)
     agent = find_model(Speaker(model="oracle"), "agent", domain, Limits())
     user = find_model(config.user, "user", domain, Limits())
-    groups, replaced = await hold(0, domain, agent, Cast(user), config, ())
+    collector = Collector(config, domain, agent, Parties(user))
+    groups = await collector.next_groups(0)
     assert [group.task.id for group in groups] == [task.id for task in choose_tasks(domain, config, 0, 0, ())]
-    assert replaced == []
+    assert collector.replaced == []

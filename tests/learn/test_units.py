@@ -18,9 +18,11 @@ from trialogue.engine.tinker import differentiate
 from trialogue.errors import ConfigError
 from trialogue.hosts.conversations import refuse_rows
 from trialogue.learn.checkpoint import load_learner
+from trialogue.learn.loop import update
 from trialogue.learn.losses import PolicyLoss
-from trialogue.learn.train import update
+from trialogue.learn.train import find_method
 
+OPTIM = OptimParams(learning_rate=1e-3)
 Configure = Callable[..., TrainConfig]
 
 
@@ -110,7 +112,7 @@ async def test_the_ratio_of_gspo_is_that_of_the_whole_conversation(train_config:
     row it would be 0.4 and 0."""
     settings: dict[str, Any] = {"loss__name": "gspo", "loss__reduction": "row", "loss__clip_high": 1.0}
     engine = Recorder(lambda row: [value + 0.4 * (len(row.tokens) == 2) for value in row.logprobs])
-    await update(engine, list(ROWS), 0, train_config(**settings), None)  # type: ignore[arg-type]
+    await update(engine, list(ROWS), find_method(train_config(**settings)), OPTIM, 0)  # type: ignore[arg-type]
     ratio = math.exp(0.1)
     assert engine.losses == [pytest.approx(-(ratio + 1) / 2, rel=1e-5)]
     [rows], [pulls] = engine.steps, engine.pulls
@@ -122,12 +124,12 @@ async def test_the_ratio_of_gspo_is_that_of_the_whole_conversation(train_config:
 async def test_gspo_clips_a_conversation_as_a_whole(train_config: Configure) -> None:
     settings: dict[str, Any] = {"loss__name": "gspo", "loss__reduction": "row", "loss__clip_high": 0.2}
     shifted = Recorder(lambda row: [value + 0.4 * (row.id == "a") for value in row.logprobs])
-    metrics = await update(shifted, list(ROWS), 0, train_config(**settings), None)  # type: ignore[arg-type]
+    metrics = await update(shifted, list(ROWS), find_method(train_config(**settings)), OPTIM, 0)  # type: ignore[arg-type]
     assert shifted.losses == [pytest.approx(-(1.2 + 1) / 2, rel=1e-5)]
     assert metrics["clip_share"] == pytest.approx(1 / 2)  # four of eight tokens
     capped = train_config(**settings, loss__importance_cap=2.0)  # the update's own weights are the old ones
     again = Recorder(shifted.shift)
-    metrics = await update(again, list(ROWS), 0, capped, None)  # type: ignore[arg-type]
+    metrics = await update(again, list(ROWS), find_method(capped), OPTIM, 0)  # type: ignore[arg-type]
     assert metrics["clip_share"] == 0.0
     assert again.losses == [pytest.approx(-(math.exp(0.4) + 1) / 2, rel=1e-5)]
 
@@ -143,7 +145,7 @@ async def test_mini_batches_hold_whole_conversations(train_config: Configure) ->
     config = train_config(training__mini_batches=3, loss__reduction="row")
     for step in range(5):
         engine = Recorder(lambda row: row.logprobs)
-        await update(engine, list(rows), step, config, None)  # type: ignore[arg-type]
+        await update(engine, list(rows), find_method(config), OPTIM, step)  # type: ignore[arg-type]
         names = [{row.id for row in part} for part in engine.steps]
         assert [len(part) for part in names] == [2, 2, 2]
         assert len(set.union(*names)) == 6
@@ -185,7 +187,7 @@ async def test_micro_batches_cut_conversations_without_a_trace(
             return await apply(params)
 
         engine.optim_step = keep  # type: ignore[method-assign]
-        metrics = await update(engine, list(rows), 0, config, None)
+        metrics = await update(engine, list(rows), find_method(config), OPTIM, 0)
         found.append((metrics["loss"], kept))
     (whole, gradient), (cut, pieces) = found
     assert cut == pytest.approx(whole, rel=1e-5)

@@ -109,6 +109,14 @@ async def synthesize(
         if watch is not None:
             watch(len(workshop.held), workshop.verified, config.synthesize.count)
 
+    chosen: set[tuple[str, int]] = set()
+
+    def is_skipped(task: Task, trial: int) -> bool:
+        return (task.id, trial) not in chosen or (task.id, trial) in workshop.done
+
+    def count_failures(task: Task, trial: int) -> int:
+        return workshop.failures[task.id, trial]
+
     state: State = "failed"
     try:
         if started is not None:
@@ -127,10 +135,8 @@ async def synthesize(
                     parties.to_settings(config),
                     group_size=config.tasks.trials,
                     grade=grade_if_expected,
-                    skip=lambda task, trial, chosen=chosen: (
-                        (task.id, trial) not in chosen or (task.id, trial) in workshop.done
-                    ),
-                    failures=lambda task, trial: workshop.failures[task.id, trial],
+                    skip=is_skipped,
+                    failures=count_failures,
                     each=keep,
                 ),
             )

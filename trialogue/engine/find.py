@@ -22,9 +22,7 @@ def find_engine(choice: EngineChoice, folder: str, settings: EngineSettings) -> 
         rank = settings.lora.r if settings.lora is not None else 32
         return TinkerEngine(folder, choice.url, reduction=choice.reduction, rank=rank, seed=settings.seed)
     if choice.name == "vllm" and settings.lora is not None:
-        raise ConfigError(
-            "engine.name=vllm takes whole weights: set learner.lora_rank=0 or engine.name=torch"
-        )
+        raise ConfigError("engine.name=vllm takes whole weights; set learner.lora_rank=0")
     if choice.name in ("torch", "vllm"):
         from trialogue.engine.torch_engine import TorchEngine
 
@@ -42,7 +40,7 @@ def _find_own(name: str, folder: str, settings: EngineSettings) -> Engine:
     found: Any = load_seam(name, "engine")
     what = f"engine {describe_value(found)}"
     if inspect.isclass(found) or inspect.isroutine(found):
-        make = getattr(found, "load", found)
+        make: Any = getattr(found, "load", found)
         check_signature(make, ("folder", "settings"), "engine")
         with loading(what):
             found = make(folder, settings)

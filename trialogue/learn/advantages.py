@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isfinite
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, cast
 
 from trialogue.errors import ConfigError
 from trialogue.seams import check_signature, describe_value, load_seam, loading
@@ -24,10 +24,16 @@ Values = Sequence[float] | Sequence[Sequence[float]]
 Advantage = Callable[[Group], Values]
 
 
-def has_signal(group: Group) -> bool:
-    """Whether the rewards of a group differ."""
-    values = [item.value for item in group.trajectories]
-    return len(values) > 1 and max(values) - min(values) >= EPSILON
+def center(rewards: Sequence[float]) -> list[float]:
+    """r - mean, and all 0 where the rewards do not differ.
+
+    >>> center([1.0, 0.0, 0.0, 1.0])
+    [0.5, -0.5, -0.5, 0.5]
+    """
+    if not _differ(rewards):
+        return [0.0] * len(rewards)
+    mean = fmean(rewards)
+    return [reward - mean for reward in rewards]
 
 
 def normalize(rewards: Sequence[float]) -> list[float]:
@@ -36,18 +42,8 @@ def normalize(rewards: Sequence[float]) -> list[float]:
     >>> [round(value, 4) for value in normalize([1.0, 0.0, 0.0, 1.0])]
     [0.866, -0.866, -0.866, 0.866]
     """
-    spread = stdev(rewards) + EPSILON
+    spread = stdev(rewards) + EPSILON if _differ(rewards) else 1.0
     return [value / spread for value in center(rewards)]
-
-
-def center(rewards: Sequence[float]) -> list[float]:
-    """r - mean.
-
-    >>> center([1.0, 0.0, 0.0, 1.0])
-    [0.5, -0.5, -0.5, 0.5]
-    """
-    mean = fmean(rewards)
-    return [reward - mean for reward in rewards]
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
@@ -56,31 +52,39 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
     >>> leave_one_out([1.0, 0.0])
     [1.0, -1.0]
     """
-    return [value * len(rewards) / (len(rewards) - 1) for value in center(rewards)]
+    size = len(rewards)
+    return [value * size / max(1, size - 1) for value in center(rewards)]
 
 
 def grpo(group: Group) -> list[float]:
-    """Group relative policy optimization: normalized by the standard deviation of the group."""
-    return _compare(group, normalize)
+    """Group relative policy optimization: divided by the standard deviation of the group."""
+    return normalize(to_rewards(group))
 
 
 def dr_grpo(group: Group) -> list[float]:
     """GRPO done right: not divided by the standard deviation."""
-    return _compare(group, center)
+    return center(to_rewards(group))
 
 
 def rloo(group: Group) -> list[float]:
     """REINFORCE leave-one-out: each conversation against the mean of the others."""
-    return _compare(group, leave_one_out)
+    return leave_one_out(to_rewards(group))
+
+
+def has_signal(group: Group) -> bool:
+    """Whether the rewards of a group differ."""
+    return _differ(to_rewards(group))
+
+
+def to_rewards(group: Group) -> list[float]:
+    return [item.value for item in group.trajectories]
+
+
+def _differ(rewards: Sequence[float]) -> bool:
+    return len(rewards) > 1 and max(rewards) - min(rewards) >= EPSILON
 
 
 ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
-
-
-def _compare(group: Group, compute: Callable[[Sequence[float]], list[float]]) -> list[float]:
-    """The advantages of a group, all 0 where it has no signal."""
-    values = [item.value for item in group.trajectories]
-    return compute(values) if has_signal(group) else [0.0] * len(values)
 
 
 def find_advantage(name: str, loss: str = "grpo") -> Advantage:
@@ -104,16 +108,17 @@ def find_advantage(name: str, loss: str = "grpo") -> Advantage:
     return checked
 
 
-def find_problem(found: Any, group: Group) -> str:
+def find_problem(result: Any, group: Group) -> str:
     """What is wrong with the result of an advantage function; empty where it can be used."""
     wanted = "one number per conversation, or one list per conversation with one number per reply"
-    if not isinstance(found, Sequence):
-        return f"it returned {type(found).__name__}, not {wanted}"
+    if not isinstance(result, Sequence):
+        return f"it returned {type(result).__name__}, not {wanted}"
+    found = cast("Sequence[Any]", result)
     if len(found) != len(group.trajectories):
         return f"it returned {len(found)} values for {len(group.trajectories)} conversations"
     for value, item in zip(found, group.trajectories, strict=True):
         replies = sum(turn.side == "agent" and turn.tokens is not None for turn in item.turns)
-        numbers = value if isinstance(value, Sequence) else [value] * replies
+        numbers = cast("Sequence[Any]", value if isinstance(value, Sequence) else [value] * replies)
         if not all(isinstance(number, int | float) and isfinite(number) for number in numbers):
             return f"{value!r} of conversation {item.id} is no finite number; return {wanted}"
         if len(numbers) != replies:

@@ -121,11 +121,11 @@ class Checks:
             return
         self.streaks["no_signal"] = 0 if rows else self.streaks["no_signal"] + 1
         if self.streaks["no_signal"] >= self.settings.no_signal_steps:
-            reward = metrics.get("reward", 0.0)
+            steps, reward = self.streaks["no_signal"], metrics.get("reward", 0.0)
             advice = "too hard: take lower tasks.levels or a cold start" if reward < 0.5 else "too easy"
             self.find(
                 "no_signal",
-                f"no group had any signal for {self.streaks['flat']} steps (reward {reward:.2f}): the tasks "
+                f"no group had any signal for {steps} steps (reward {reward:.2f}): the tasks "
                 f"are {advice}; larger groups, a higher temperature or training.redraw_no_signal find some",
             )
 
@@ -142,9 +142,7 @@ class Checks:
     def _count(self, name: str, happened: bool, what: str) -> None:
         self.streaks[name] = self.streaks[name] + 1 if happened else 0
         if self.streaks[name] >= self.settings.broken_steps:
-            raise EngineError(
-                f"{self.streaks[name]} steps in a row {what}, then continue from the last checkpoint with --resume"
-            )
+            raise EngineError(f"{self.streaks[name]} steps in a row {what}, then continue with --resume")
 
 
 def to_plain(metrics: dict[str, Any]) -> dict[str, Any]:

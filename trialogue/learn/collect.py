@@ -1,9 +1,9 @@
 """The conversations of a step, graded: `Collector.next_groups`.
 
-`stragglers.policy` says what a step does about conversations that take much longer than the others. With `wait`
-it waits for all of them. With `cut` and `async` it goes on with every complete group when most conversations
-are over. `cut` ends the others, which fail. `async` lets them continue into the next steps: they go on with
-newer weights, each reply records the version that sampled it, and they are cut when they get too old.
+`stragglers.policy` says what a step does about conversations that take much longer than the others. With
+`wait` it waits for all of them. With `cut` and `async` it goes on with every complete group when most
+conversations are over. `cut` ends the others, which fail. `async` lets them continue into the next steps with
+newer weights: each reply records the version that sampled it, and they are cut when they get too old.
 """
 
 from __future__ import annotations
@@ -164,15 +164,15 @@ class Collector:
         """Wait for all groups. With dynamic sampling, new tasks replace groups without signal."""
         training = self.config.training
         kept: list[Group] = []
-        over, wanted = 0, training.tasks_per_step * training.group_size
+        over, wanted = -1, training.tasks_per_step * training.group_size
 
-        def count(conversations: int = 1) -> None:
+        def count(_: Trajectory | None = None) -> None:
             nonlocal over
-            over += conversations
+            over += 1
             if self.watch is not None:
                 self.watch(step, {"kind": "talk", "done": over, "of": max(wanted, over)})
 
-        count(0)
+        count()
         for draw in range(training.redraw_no_signal + 1):
             missing = training.tasks_per_step - len(kept)
             drawn = choose_tasks(self.domain, self.config, step, draw, self.admitted)
@@ -181,7 +181,7 @@ class Collector:
                 self.settings,
                 seed=derive_seed(self.config.seed, "step", step),
                 name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
-                each=lambda _: count(),
+                each=count,
             )
             groups = [item async for item in rollout(self.domain, tasks, self.agent, self.user, settings)]
             is_last = draw == training.redraw_no_signal
@@ -191,7 +191,7 @@ class Collector:
                 break
         return kept
 
-    # -- steps that do not wait for the slowest conversation ---------------------------------------------------
+    # -- steps that do not wait for the slowest conversation --
 
     def hold(self, batch: RolloutBatch) -> AsyncGenerator[Group]:
         """Hold the conversations of a batch."""
@@ -243,7 +243,7 @@ class Collector:
         if batch.job is not None and end > loop.time():
             await asyncio.wait([batch.job], timeout=end - loop.time())
 
-    # -- resuming ----------------------------------------------------------------------------------------------
+    # -- resuming --
 
     def to_data(self, step: int) -> dict[str, Any]:
         """What a checkpoint before a step keeps: the level, and the tasks of earlier steps that nothing was
@@ -273,7 +273,7 @@ class Collector:
         await asyncio.gather(*jobs, return_exceptions=True)
 
 
-# -- which tasks ---------------------------------------------------------------------------------------------
+# -- which tasks --
 
 
 def choose_tasks(

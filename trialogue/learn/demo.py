@@ -32,7 +32,7 @@ TEST_TASKS = 256
 MINUTES = 6.0
 """The time of the whole demonstration on two idle cores."""
 COLD_START = ("sft.faults=0.22", "sft.only_successes=false")
-"""The teacher makes mistakes. They are imitated too, so that reinforcement learning has something to correct."""
+"""The teacher makes mistakes. They are imitated too, which leaves something for reinforcement learning."""
 
 
 Tell = Callable[[str], None]
@@ -50,7 +50,7 @@ class Size:
 
     @classmethod
     def fit(cls, minutes: float) -> Size:
-        """The size that takes about this many minutes: a fraction of everything, and enough tests for an interval."""
+        """The size that takes about this many minutes, with enough test tasks for an interval."""
         share, whole = minutes / MINUTES, cls()
         if share >= 1:
             return whole
@@ -84,7 +84,7 @@ async def demonstrate(
 ) -> dict[str, Any]:
     """Run the demonstration and write `summary.json` and `curve.png` to the directory.
 
-    Returns the two evaluations and the summary. `tell` is called with what comes next, `watch` with each step.
+    Returns the two evaluations and the summary. `tell` is told what comes next, `watch` each step.
     """
     size = size or Size()
     tell(size.describe())

@@ -40,7 +40,7 @@ class Evaluation:
         return every > 0 and (step % every == 0 or step == self.config.training.steps)
 
     def is_recorded(self, step: int) -> bool:
-        """Whether the evaluation after a step is on record. One that Ctrl-C stopped is held after resuming."""
+        """Whether the evaluation after a step is on record. One that was stopped is held after resuming."""
         lines = read_metrics(self.run.path)
         return any(line.get("kind") == "eval" and line.get("step") == step for line in lines)
 

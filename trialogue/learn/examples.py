@@ -28,7 +28,7 @@ class Example(NamedTuple):
 
 
 def read_parquet(path: Path) -> Iterator[Example]:
-    """The rows of a parquet file with `messages` and `tools`, from us or anyone else; either may be JSON text."""
+    """The rows of a parquet file with `messages` and `tools`, which may be JSON text."""
     from pyarrow import parquet
 
     with reading(f"cannot read {path}", RunError):

@@ -58,8 +58,9 @@ class OwnLoss:
         what = f"loss {describe_value(self.function)}"
         with loading(what):
             found = self.function(new_logprobs, batch)
-        match found:
-            case (torch.Tensor() as loss, dict() as metrics) if loss.ndim == 0:
+        if isinstance(found, tuple) and len(found) == 2:
+            loss, metrics = found
+            if isinstance(loss, torch.Tensor) and loss.ndim == 0 and isinstance(metrics, dict):
                 return loss, {"loss": loss.detach(), **metrics}
         raise ConfigError(
             f"{what}: it must return a scalar tensor and a dict of metrics, not {describe_result(found)}"
@@ -167,8 +168,8 @@ def _conversation_ratio(log_ratio: Tensor, batch: TokenBatch, is_fresh: bool) ->
     elsewhere = batch.elsewhere.new_zeros(batch.rows) if is_fresh else batch.elsewhere
     if elsewhere.isnan().any():
         raise ValueError(
-            "gspo: a conversation has several rows, and the log-ratios of its other rows are unknown; pass the "
-            "rows through trialogue.learn.rows.add_elsewhere first"
+            "gspo: a conversation has several rows, and the log-ratios of its other rows are unknown; pass "
+            "the rows through trialogue.learn.rows.add_elsewhere first"
         )
     sums = elsewhere.to(fixed.dtype).index_add(0, batch.row, fixed)
     return (sums / batch.conversation_tokens.clamp(min=1))[batch.row] + log_ratio - fixed

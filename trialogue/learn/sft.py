@@ -151,14 +151,12 @@ def to_played(config: SftConfig) -> TrainConfig:
 
 
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
-    """Recorded conversations, or the tasks on which the oracle will hold conversations. What cannot be learned
-    from is refused here, before a run directory is made."""
+    """Recorded conversations, or the tasks on which the oracle will hold some. What cannot be learned from
+    is refused here, before a run directory is made."""
     path = Path(config.sft.examples)
     if path.suffix == PARQUET:
         if config.sft.side != "agent":
-            raise ConfigError(
-                "a parquet file holds what the agent saw: only sft.side=agent can learn from it"
-            )
+            raise ConfigError("a parquet file holds what the agent saw; set sft.side=agent")
         return list(read_parquet(path))
     if config.sft.examples != "oracle":
         found = read_examples(path)
@@ -175,8 +173,8 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
 
 
 def read_examples(path: Path) -> list[Trajectory]:
-    """The conversations of a file or run to learn from. Of a synthesis these are the accepted ones; of a training
-    run those of its steps, because its evaluations are on tasks that training does not use."""
+    """The conversations of a file or run to learn from. Of a synthesis these are the accepted ones, of a
+    training run those of its steps: its evaluations are on tasks that training does not use."""
     if path.is_dir():
         refuse_injured(path)
     if (path / "accepted.jsonl").is_file():
@@ -228,8 +226,8 @@ def to_teacher(domain: Domain, faults: float) -> ModelSource:
     if oracle is None:
         name = domain.reference or domain.name
         raise ConfigError(
-            f"{domain.name} has no oracle to learn from. Record its gold calls with `trialogue rollout {name} "
-            "--agent gold --split train --trials 40 run.name=gold`, then set sft.examples=runs/gold"
+            f"{domain.name} has no oracle to learn from. Record its gold calls with `trialogue rollout "
+            f"{name} --agent gold --split train --trials 40 run.name=gold`, then set sft.examples=runs/gold"
         )
     if not faults:
         return oracle
@@ -273,8 +271,8 @@ def to_recorded_rows(example: Example, renderer: Renderer) -> list[Row]:
 
 
 def has_own_ids(path: Path, renderer: Renderer) -> bool:
-    """Whether recorded ids mean the same to the learner as to the model that sampled them: the run that a path
-    is, or belongs to, has saved that model's tokenizer."""
+    """Whether recorded ids mean the same to the learner as to the model that sampled them: the run that a
+    path is, or belongs to, has saved that model's tokenizer."""
     from tokenizers import Tokenizer
 
     folders = (path, path.parent, path.parent.parent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import cos, pi
 from pathlib import Path
 from time import perf_counter
@@ -52,10 +52,10 @@ async def train(
     config = settle(config, "train", resume)
     if config.loss.importance_cap and config.training.mini_batches > 1:
         raise ConfigError(
-            "loss.importance_cap takes the weights of each update as the old ones, so that later mini-batches "
+            "loss.importance_cap takes the weights of each update as the old ones, so later mini-batches "
             "would never be clipped: set training.mini_batches=1 or loss.importance_cap=0"
         )
-    advantage, loss = find_advantage(config.advantage.name, config.loss.name), find_loss(config.loss)
+    method = find_method(config)
     domain, parties = open_parties(config)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
@@ -85,14 +85,8 @@ async def train(
         gate = Gate(learner.engine)
         collector = Collector(config, domain, learner.agent(config, "train", gate), parties, watch)
         collector.restore(known)
-        method = Method(
-            advantage,
-            loss,
-            temperature=config.training.temperature,
-            mini_batches=config.training.mini_batches,
-            reference=reference.engine if reference is not None else None,
-            seed=config.seed,
-        )
+        if reference is not None:
+            method = replace(method, reference=reference.engine)
         evaluation = Evaluation(run, domain, parties, config, learner, gate, checks, watch)
         if started is not None:
             started(run.path)
@@ -145,6 +139,17 @@ async def train(
             reference.engine.close()
         await parties.close()
         run.close(state)
+
+
+def find_method(config: TrainConfig) -> Method:
+    """The method that settings name."""
+    return Method(
+        find_advantage(config.advantage.name, config.loss.name),
+        find_loss(config.loss),
+        temperature=config.training.temperature,
+        mini_batches=config.training.mini_batches,
+        seed=config.seed,
+    )
 
 
 @dataclass(slots=True)

@@ -129,6 +129,12 @@ async def evaluate(
     # What failed or was left out stays on record; for good is no such thing: it gets draws of its own.
     before = Counter((item.task.id, item.trial) for item in [*failed, *excluded])
 
+    def is_done(task: Task, trial: int) -> bool:
+        return (task.id, trial) in done
+
+    def count_failures(task: Task, trial: int) -> int:
+        return before[task.id, trial]
+
     total = len(tasks) * config.tasks.trials
     state: State = "failed"
     try:
@@ -137,8 +143,8 @@ async def evaluate(
         settings = replace(
             parties.to_settings(config),
             group_size=config.tasks.trials,
-            skip=lambda task, trial: (task.id, trial) in done,
-            failures=lambda task, trial: before[task.id, trial],
+            skip=is_done,
+            failures=count_failures,
             each=keep,
         )
         if "human" in (config.agent.model, config.user.model):

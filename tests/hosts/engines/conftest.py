@@ -16,8 +16,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trialogue.config import SftConfig, TrainConfig, load_config
 from trialogue.engine.models import find_folder
 from trialogue.engine.tiny import train_tokenizer
+from trialogue.learn.collect import choose_tasks
 from trialogue.learn.sft import sft, to_teacher
-from trialogue.learn.train import choose_tasks
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.render.api import Renderer

@@ -40,10 +40,10 @@ from trialogue.engine.torch_engine import TorchEngine
 from trialogue.hosts.conversations import to_figures
 from trialogue.hosts.export import export_verl
 from trialogue.hosts.verl import ConversationLoop, Sizes, open_conversations, to_outputs
+from trialogue.learn.advantages import find_advantage, has_signal
 from trialogue.learn.losses import PolicyLoss
 from trialogue.learn.measure import measure
-from trialogue.learn.rows import to_rows
-from trialogue.learn.train import has_signal, to_step
+from trialogue.learn.rows import build_rows, to_rows
 from trialogue.messages import Message
 from trialogue.run import read_trajectories
 from trialogue.score.reward import grade
@@ -437,7 +437,7 @@ def test_verl_updates_as_we_do(
     }
     updated = update_with_verl(both, exported, tmp_path, loss)
     config, theirs = updated.config, updated.figures
-    rows = to_step(updated.groups, config)
+    rows = build_rows(updated.groups, find_advantage(config.advantage.name, config.loss.name))
     assert len(rows) == updated.rows >= GROUP
     rows = [
         Row(
