@@ -1,7 +1,8 @@
 """What all tests share."""
 
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,27 @@ def crash() -> Callable[[Path], None]:
         write_listed(run, {})
 
     return crash
+
+
+DATA = Path(os.environ.get("TRIALOGUE_DATA") or Path(__file__).parents[2] / "shared" / "benchmarks")
+"""Where the benchmarks' data lies: beside the repository, or where TRIALOGUE_DATA says."""
+NO_DATA = "no benchmark data"
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    if not (DATA / "tau2-bench").is_dir():
+        pytest.skip(f"{NO_DATA}: {DATA} has no tau2-bench; set TRIALOGUE_DATA")
+    return DATA
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    """Say in the last line how many tests were skipped because there is no benchmark data."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # a worker of xdist
+        return
+    skipped = sum(NO_DATA in str(report.longrepr) for report in reporter.getreports("skipped"))
+    if skipped:
+        reporter.write_line(f"{skipped} tests were skipped: no benchmark data in {DATA}; set TRIALOGUE_DATA")

@@ -7,14 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint import Endpoint, completion
 
 from trialogue.errors import ConfigError
 from trialogue.lines import unstamp
@@ -363,44 +362,17 @@ def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
     assert "trialogue eval --resume runs/left --trust" in done.stderr
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    """Answers every request the same, with a bill."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "It is done."}
-        body = json.dumps(
-            {
-                "id": "1",
-                "object": "chat.completion",
-                "created": 0,
-                "model": "toy",
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-            }
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 def test_an_endpoint_is_billed_recorded_and_played_back_without_it(folder: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     words = ["eval", "bakery", "--seed", "5"]
-    try:
-        address = f"agent.base_url=http://127.0.0.1:{server.server_port}/v1"
-        result = ask(
-            folder, *words, "--agent", "openai:toy", address, "agent.price=[2.0, 8.0]", "run.name=live"
-        )
-    finally:
-        server.shutdown()
-        server.server_close()
+    with Endpoint(lambda request, asked: completion("It is done.", usage=(100, 10))) as server:
+        live = [
+            "--agent",
+            "openai:toy",
+            f"agent.base_url={server.url}",
+            "agent.price=[2.0, 8.0]",
+            "run.name=live",
+        ]
+        result = ask(folder, *words, *live)
     used = result["sides"]["agent"]
     assert used["calls"] > 4
     assert used["prompt"] == 100 * used["calls"]

@@ -8,15 +8,13 @@ import pty
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from endpoint import Endpoint, completion, in_turn, to_call
 
 from trialogue.cli.main import main
 from trialogue.foreign import show_line
@@ -32,53 +30,14 @@ OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\x1b\[\?2004[
 """What rich and readline send: colours, cursor off and on, up, clear line, bracketed paste."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        status, body = self.server.script[min(self.server.served, len(self.server.script) - 1)]  # type: ignore[attr-defined]
-        self.server.served += 1  # type: ignore[attr-defined]
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-def say(content: str, *calls: str) -> tuple[int, Any]:
+def say(content: str, *calls: str) -> dict[str, Any]:
     """An answer that says something and calls tools of these names."""
-    listed = [
-        {
-            "id": f"c{number}",
-            "type": "function",
-            "function": {"name": name, "arguments": json.dumps({NASTY: NASTY})},
-        }
-        for number, name in enumerate(calls)
-    ]
-    message = {"role": "assistant", "content": content, **({"tool_calls": listed} if listed else {})}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
-    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-    known = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
-    return 200, {**known, "choices": [choice], "usage": usage}
+    arguments = json.dumps({NASTY: NASTY})
+    listed = [to_call(name, arguments, f"c{number}") for number, name in enumerate(calls)]
+    return completion(content, **({"tool_calls": listed} if listed else {}))
 
 
 REFUSAL = (400, {"error": {"message": NASTY, "code": NASTY, "type": NASTY}})
-
-
-@contextmanager
-def serve(*script: tuple[int, Any]) -> Generator[str]:
-    """A server that gives these answers in turn, the last one from then on."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.script, server.served = script, 0  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture
@@ -139,9 +98,9 @@ def refuse(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def hold(folder: Path, name: str) -> Path:
     """A run with conversations in which the agent says and calls what it should not."""
-    with serve(say(NASTY, NASTY), say(NASTY)) as url:
+    with Endpoint(in_turn(say(NASTY, NASTY), say(NASTY))) as server:
         done = run(
-            folder, "eval", "bakery", "--agent", "openai:m", f"agent.base_url={url}", "--tasks", "2",
+            folder, "eval", "bakery", "--agent", "openai:m", f"agent.base_url={server.url}", "--tasks", "2",
             f"run.name={name}", "limits.observations=6",
         )  # fmt: skip
     refuse(done)
@@ -149,11 +108,11 @@ def hold(folder: Path, name: str) -> Path:
 
 
 def test_eval_and_resume_show_what_an_endpoint_says_as_text(folder: Path) -> None:
-    with serve(REFUSAL) as url:
+    with Endpoint(in_turn(REFUSAL)) as server:
         words = (
             "--agent",
             "openai:m",
-            f"agent.base_url={url}",
+            f"agent.base_url={server.url}",
             "agent.retries=0",
             "--tasks",
             "2",
@@ -193,9 +152,17 @@ def test_what_a_model_says_and_calls_is_text_everywhere(folder: Path) -> None:
 @pytest.mark.parametrize("side", ["user", "agent"])
 def test_play_shows_the_other_side_as_text(folder: Path, side: str) -> None:
     other = "agent" if side == "user" else "user"
-    for script in ([say(NASTY)], [REFUSAL]):
-        with serve(*script) as url:
-            words = ("play", "bakery", "--as", side, f"--{other}", "openai:m", f"{other}.base_url={url}")
+    for answer in (say(NASTY), REFUSAL):
+        with Endpoint(in_turn(answer)) as server:
+            words = (
+                "play",
+                "bakery",
+                "--as",
+                side,
+                f"--{other}",
+                "openai:m",
+                f"{other}.base_url={server.url}",
+            )
             words += (f"{other}.retries=0",)
             text = refuse(run(folder, *words, said="hello\n"))
             assert "\\x1b]52;c;" in text

@@ -7,15 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from endpoint import Endpoint
 
 from trialogue.cli.main import main
 from trialogue.cli.options import to_chat
@@ -218,41 +217,29 @@ def test_the_command_that_is_printed_goes_on(tmp_path: Path, ran: Path) -> None:
 
 
 @pytest.fixture
-def listener() -> Iterator[tuple[str, list[str]]]:
-    """An address, and the keys that were sent to it."""
-    keys: list[str] = []
+def listener() -> Iterator[Endpoint]:
+    """An endpoint that refuses every key."""
+    with Endpoint(lambda request, asked: (401, {"error": {"message": "no"}})) as server:
+        yield server
 
-    class Listener(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            keys.append(self.headers.get("Authorization", ""))
-            body = json.dumps({"error": {"message": "no"}}).encode()
-            self.send_response(401)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", keys
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def read_keys(listener: Endpoint) -> set[str]:
+    """The keys that were sent since the last time."""
+    keys = {request["authorization"] for request in listener.requests}
+    listener.requests.clear()
+    return keys
 
 
 QUICK = ("tasks.count=1", "rollout.redraws=0", "agent.model=openai:m", "agent.retries=0", "agent.outage=0.0")
 
 
 def test_a_run_that_goes_on_sends_no_key_where_it_says(
-    tmp_path: Path, listener: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, listener: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-own-7777")
-    address, keys = listener
+    address = listener.url
     stolen = [f"agent.base_url={address}", "agent.api_key_env=AWS_SECRET_ACCESS_KEY"]
     record(tmp_path, "eval", *QUICK, *stolen)
     for more in ([], stolen[:1], stolen[1:]):
@@ -261,23 +248,20 @@ def test_a_run_that_goes_on_sends_no_key_where_it_says(
         assert all((setting in told) == (setting not in more) for setting in stolen)
     with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY"):
         asyncio.run(evaluate(EvalConfig(), resume=Path("eval")))
-    assert keys == []
+    assert read_keys(listener) == set()
     for more in (stolen, ["--trust"]):
         CliRunner().invoke(main, ["eval", "--resume", "eval", *more])
-        assert set(keys) == {f"Bearer {SECRET}"}
-        keys.clear()
+        assert read_keys(listener) == {f"Bearer {SECRET}"}
 
 
 @pytest.mark.parametrize(("typed", "status"), [("n\n", 2), ("\n", 2), ("y\n", 1)])
-def test_on_a_terminal_one_line_asks(
-    tmp_path: Path, listener: tuple[str, list[str]], typed: str, status: int
-) -> None:
-    address, keys = listener
+def test_on_a_terminal_one_line_asks(tmp_path: Path, listener: Endpoint, typed: str, status: int) -> None:
+    address = listener.url
     record(tmp_path, "eval", *QUICK, f"agent.base_url={address}")
     ended, shown = type_at(tmp_path, ["eval", "--resume", "eval"], typed, {"OPENAI_API_KEY": SECRET})
     assert f"eval would send the key in OPENAI_API_KEY to {address}. Allow it? [y/N]" in shown
     assert ended == status, shown  # where it is allowed, the endpoint refuses the key
-    assert set(keys) == ({f"Bearer {SECRET}"} if typed == "y\n" else set())
+    assert read_keys(listener) == ({f"Bearer {SECRET}"} if typed == "y\n" else set())
 
 
 def type_at(folder: Path, words: list[str], typed: str, environment: dict[str, str]) -> tuple[int, str]:

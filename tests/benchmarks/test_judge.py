@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from endpoint import Endpoint, completion, in_turn
 
 from trialogue.benchmarks import tau2
 from trialogue.config import EvalConfig, load_config
@@ -32,47 +30,12 @@ domain = replace(whole, tasks=from_list("retail", tasks), reference=__file__)
 """
 
 
-class Judge(ThreadingHTTPServer):
-    """Gives its answers one after the other."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[str] = []
-        self.asked = 0
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Judge
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        content = self.server.answers[self.server.asked]
-        self.server.asked += 1
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-        usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
-        about = {"id": "x", "object": "chat.completion", "created": 1, "model": "reader"}
-        body = json.dumps({**about, "choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> Generator[Judge]:
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """Gives `answers` one after the other."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
-    with Judge() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
+    with Endpoint(in_turn("")) as endpoint:
+        yield endpoint
 
 
 def to_answer(task: Task, met: bool) -> str:
@@ -81,7 +44,7 @@ def to_answer(task: Task, met: bool) -> str:
     return json.dumps({"results": results})
 
 
-def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judge: Judge) -> None:
+def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judge: Endpoint) -> None:
     retail = tau2.find("retail", str(data))
     task = next(
         task
@@ -106,13 +69,14 @@ def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judg
         "tasks.trials=2",
         "rollout.concurrency=1",
         "judge.model=openai:reader",
-        f"judge.base_url=http://127.0.0.1:{judge.server_address[1]}/v1",
+        f"judge.base_url={judge.url}",
         "judge.price=[1.0, 2.0]",
         f"run.directory={tmp_path}",
         "run.name=judged",
     ]
     # The second answer is no verdict: that conversation is labelled, not graded, and held anew.
-    judge.answers = [to_answer(task, True), "Fine, I guess.", to_answer(task, False)]
+    verdicts = (to_answer(task, True), "Fine, I guess.", to_answer(task, False))
+    judge.script = in_turn(*(completion(text, usage=(1000, 10)) for text in verdicts))
     result = asyncio.run(evaluate(load_config(EvalConfig, None, settings)))
     run = tmp_path / "judged"
     assert sorted(item.value for item in read_trajectories(run) if item.end != "error") == [0.0, 1.0]
@@ -128,7 +92,7 @@ def test_answers_are_recorded_paid_and_replayed(data: Path, tmp_path: Path, judg
     # Graded again, from the run or from its file, nobody is asked.
     for path in (run, run / "trajectories" / "eval.jsonl"):
         assert [row.same for row in rescore(path, trust=True)] == [True] * 3
-    assert judge.asked == len(list(read_lines(judge_file(run)))) == 3
+    assert len(judge.requests) == len(list(read_lines(judge_file(run)))) == 3
     # Without the recording the verdict cannot be told again, and it is said.
     judge_file(run).unlink()
     list_now(run)

@@ -3,13 +3,12 @@ over a real endpoint whose models are scripted, and often wrong at first."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import library as scripted
 import pytest
 from click.testing import CliRunner
 from pyarrow import parquet
@@ -24,15 +23,6 @@ from trialogue.score.check import check
 from trialogue.score.evaluate import evaluate
 from trialogue.score.parties import open_parties
 from trialogue.world.simulated import Simulated, SimulatedDomain, read_answer, read_scenario
-
-_SPEC = importlib.util.spec_from_file_location(
-    "scripted_endpoint", Path(__file__).parents[1] / "learn" / "scripted_endpoint.py"
-)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-scripted: Any = importlib.util.module_from_spec(_SPEC)
-sys.modules["scripted_endpoint"] = scripted
-_SPEC.loader.exec_module(scripted)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +231,7 @@ async def test_a_scenario_can_be_evaluated_as_any_domain(
 
 def test_a_draft_that_stays_wrong_is_refused(tmp_path: Path) -> None:
     (tmp_path / "brief.md").write_text("A zoo.")
-    with scripted.serve({"drafter": lambda request, asked: '{"tables": 3}'}) as server:
+    with scripted.serve(drafter=lambda request, asked: '{"tables": 3}') as server:
         done = run(server, "draft", str(tmp_path / "zoo"), "--brief", str(tmp_path / "brief.md"), "repairs=1")
     assert done.exit_code == 1
     assert "trialogue: tables: refused after 1 repairs: summary: Field required" in done.stderr

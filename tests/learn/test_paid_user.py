@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_users import run_users
 
 from trialogue.config import Budget, C, SftConfig, TrainConfig
 from trialogue.errors import BudgetError
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import list_checkpoints, read_about, read_config, read_lines, read_trajectories
-
-_place = Path(__file__).parents[1] / "talk" / "endpoint.py"
-_spec = importlib.util.spec_from_file_location("endpoint", _place)
-assert _spec is not None
-assert _spec.loader is not None
-endpoint = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(endpoint)
 
 
 def read_conversations(run: Path) -> dict[str, Any]:
@@ -61,7 +54,7 @@ async def test_training_with_an_endpoint_is_counted_stopped_and_replayed(
         "training__eval_every": 0,
         "user__price": (1.0, 1.0),
     }
-    with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
+    with run_users(lines=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
         more["user__base_url"] = server.url
         whole = await train(train_config(**more, run__name="whole"))
         lines = [line for _, line in read_lines(whole / "ledger.jsonl")]
@@ -105,7 +98,7 @@ async def test_a_step_the_budget_ends_is_held_once_when_it_goes_on(
         "stragglers__policy": policy,
         "stragglers__quorum": 1.0,
     }
-    with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
+    with run_users(lines=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
         more["user__base_url"] = server.url
         whole = await train(train_config(**more, run__name="whole"))
         first = next(line for _, line in read_lines(whole / "ledger.jsonl"))
@@ -129,7 +122,7 @@ async def test_a_paid_user_of_fine_tuning_is_counted_and_paid_once(
         "sft__epochs": 1.0,
         "sft__eval_tasks": 1,
     }
-    with endpoint.run_endpoint(script=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
+    with run_users(lines=["Paint my wall, please.", "Thank you. ###STOP###"]) as server:
         more["user__base_url"] = server.url
         whole = await sft(sft_config(**more, run__name="whole"))
         lines = [line for _, line in read_lines(whole / "ledger.jsonl")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import logging
 import subprocess
@@ -14,10 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint import completion, reset, send, status
+from store import Store, hold, make
 
 from trialogue import Message, ModelError, ToolCall, Turn
 from trialogue.config import Limits, Speaker
@@ -25,15 +25,6 @@ from trialogue.talk.model import to_clean
 from trialogue.talk.openai import OpenAIModel
 from trialogue.talk.rate_limit import Breaker, Down
 from trialogue.trajectory import Reply
-
-_spec = importlib.util.spec_from_file_location("scripted", Path(__file__).with_name("test_openai.py"))
-assert _spec is not None
-assert _spec.loader is not None
-scripted = importlib.util.module_from_spec(_spec)
-sys.modules["scripted"] = scripted
-_spec.loader.exec_module(scripted)
-server = scripted.server
-answer, hold, make, send = scripted.answer, scripted.hold, scripted.make, scripted.send
 
 HELLO = [Turn(side="agent", message=Message(role="user", content="Hi"))] * 2
 MB = 1_000_000
@@ -60,7 +51,7 @@ def pour(status: int, megabytes: int) -> Callable[[BaseHTTPRequestHandler], None
 @cache
 def pack(megabytes: int) -> bytes:
     """A sound answer with a message that long, a thousandth of it as gzip; never whole in memory."""
-    before, after = json.dumps(answer("|")).encode().split(b"|")
+    before, after = json.dumps(completion("|")).encode().split(b"|")
     packer = zlib.compressobj(1, wbits=31)
     parts = [packer.compress(before), *(packer.compress(b"x" * MB) for _ in range(megabytes))]
     return b"".join([*parts, packer.compress(after), packer.flush()])
@@ -103,7 +94,7 @@ asyncio.run(main())
         (pour(500, 50), 4, "500 Internal Server Error"),
     ],
 )
-def test_a_body_without_end_takes_no_memory(server: Any, fault: Any, count: int, text: str) -> None:
+def test_a_body_without_end_takes_no_memory(server: Store, fault: Any, count: int, text: str) -> None:
     server.faults = iter([fault] * count)
     command = [sys.executable, "-c", MEASURE, server.url, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -114,16 +105,16 @@ def test_a_body_without_end_takes_no_memory(server: Any, fault: Any, count: int,
     assert all(line.startswith("infrastructure ") and text in line for line in told)
 
 
-async def test_the_limit_of_an_answer_is_a_setting(server: Any) -> None:
+async def test_the_limit_of_an_answer_is_a_setting(server: Store) -> None:
     model, _ = make(server, answer_bytes=2000, retries=0)
-    server.faults = iter([answer("x" * 1000), answer("x" * 2000)])
+    server.faults = iter([completion("x" * 1000), completion("x" * 2000)])
     assert len((await model.reply(HELLO, [])).content) == 1000
     with pytest.raises(ModelError, match="it is longer than 2000 bytes"):
         await model.reply(HELLO, [])
     await model.close()
 
 
-async def test_gzip_is_read_and_nothing_else_that_is_packed(server: Any) -> None:
+async def test_gzip_is_read_and_nothing_else_that_is_packed(server: Store) -> None:
     model, _ = make(server, retries=0)
     server.faults = iter(
         [
@@ -140,15 +131,17 @@ async def test_gzip_is_read_and_nothing_else_that_is_packed(server: Any) -> None
 
 
 async def test_another_origin_is_not_followed_and_the_same_one_is(
-    server: Any, monkeypatch: pytest.MonkeyPatch
+    server: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def to(place: str, code: int = 307) -> Callable[[BaseHTTPRequestHandler], None]:
         return lambda handler: send(handler, code, b"", Location=place)
 
-    with scripted.Server() as other:
+    with Store() as other:
         model, _ = make(server, retries=0)
         elsewhere = f"http://127.0.0.1:{other.server_address[1]}/v1/chat/completions"
-        server.faults = iter([to("/v1/elsewhere"), answer("Here."), to(elsewhere + "?key=1"), *[to("/")] * 4])
+        server.faults = iter(
+            [to("/v1/elsewhere"), completion("Here."), to(elsewhere + "?key=1"), *[to("/")] * 4]
+        )
         assert (await model.reply(HELLO, [])).content == "Here."
         told = f"{server.url}/chat/completions redirects to {elsewhere}, which is not followed"
         with pytest.raises(ModelError, match=told) as caught:
@@ -173,7 +166,9 @@ def raw(body: bytes | str) -> Callable[[BaseHTTPRequestHandler], None]:
 
 MALFORMED: dict[str, Any] = {
     "nested lists": raw("[" * 10_000 + "]" * 10_000),
-    "nested in a field": raw(json.dumps(answer("x"))[:-1] + ',"deep":' + "[" * 10_000 + "]" * 10_000 + "}"),
+    "nested in a field": raw(
+        json.dumps(completion("x"))[:-1] + ',"deep":' + "[" * 10_000 + "]" * 10_000 + "}"
+    ),
     "nested objects": raw('{"choices":' * 10_000 + "1" + "}" * 10_000),
     "many values": raw("[" + "[]," * MB + "[]]"),
     "a long number": raw('{"usage": ' + "9" * 5000 + "}"),
@@ -185,23 +180,23 @@ MALFORMED: dict[str, Any] = {
     "a choice that is text": raw('{"choices": ["x"]}'),
     "message a list": raw('{"choices": [{"message": []}]}'),
     "no message": raw('{"choices": [{"message": null}]}'),
-    "reasoning an object": answer("x", reasoning={"text": "hm"}),
-    "reasoning_content a list": answer("x", reasoning_content=["hm"]),
-    "content a number": answer(12),  # type: ignore[arg-type]
-    "content an object": answer({"a": 1}),  # type: ignore[arg-type]
-    "refusal true": answer(None, refusal=True),
-    "finish a list": answer("x", finish=["stop"]),  # type: ignore[arg-type]
-    "calls a text": answer(tool_calls="cancel"),
-    "a call that is text": answer(tool_calls=["cancel"]),
-    "function a text": answer(tool_calls=[{**_CALL, "function": "cancel"}]),
-    "name a number": answer(tool_calls=[{**_CALL, "function": {"name": 1, "arguments": "{}"}}]),
-    "arguments a list": answer(tool_calls=[{**_CALL, "function": {"name": "cancel", "arguments": [1]}}]),
-    "id an object": answer(tool_calls=[{**_CALL, "id": {}}]),
+    "reasoning an object": completion("x", reasoning={"text": "hm"}),
+    "reasoning_content a list": completion("x", reasoning_content=["hm"]),
+    "content a number": completion(12),  # type: ignore[arg-type]
+    "content an object": completion({"a": 1}),  # type: ignore[arg-type]
+    "refusal true": completion(None, refusal=True),
+    "finish a list": completion("x", finish=["stop"]),  # type: ignore[arg-type]
+    "calls a text": completion(tool_calls="cancel"),
+    "a call that is text": completion(tool_calls=["cancel"]),
+    "function a text": completion(tool_calls=[{**_CALL, "function": "cancel"}]),
+    "name a number": completion(tool_calls=[{**_CALL, "function": {"name": 1, "arguments": "{}"}}]),
+    "arguments a list": completion(tool_calls=[{**_CALL, "function": {"name": "cancel", "arguments": [1]}}]),
+    "id an object": completion(tool_calls=[{**_CALL, "id": {}}]),
 }
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-async def test_whatever_an_answer_holds_it_is_the_endpoints_fault(server: Any, kind: str) -> None:
+async def test_whatever_an_answer_holds_it_is_the_endpoints_fault(server: Store, kind: str) -> None:
     trajectory, waits, _ = await hold(server, MALFORMED[kind], MALFORMED[kind], retries=1)
     assert (trajectory.end, trajectory.blame, trajectory.reward) == ("error", "infrastructure", None)
     assert "gave no usable reply in 2 tries: an unreadable answer: " in trajectory.error
@@ -209,12 +204,12 @@ async def test_whatever_an_answer_holds_it_is_the_endpoints_fault(server: Any, k
     assert len(waits) == 1
 
 
-async def test_arguments_nested_without_end_are_text(server: Any) -> None:
+async def test_arguments_nested_without_end_are_text(server: Store) -> None:
     deep = json.loads('{"a":' * 200 + "1" + "}" * 200)
     text = '{"a":' * 10_000 + "1" + "}" * 10_000
     for arguments in (deep, text):
         call = {**_CALL, "function": {"name": "cancel", "arguments": arguments}}
-        trajectory, _, _ = await hold(server, answer(tool_calls=[call], finish="tool_calls"))
+        trajectory, _, _ = await hold(server, completion(tool_calls=[call], finish="tool_calls"))
         assert trajectory.end == "user_stop"
         [first, *_] = [turn for turn in trajectory.turns if turn.message.role == "tool"]
         assert first.message.content == "Error: cancel: the arguments are not a JSON object"
@@ -224,7 +219,7 @@ async def test_arguments_nested_without_end_are_text(server: Any) -> None:
 
 
 def using(**usage: Any) -> Any:
-    return {**answer("It is done."), "usage": usage}
+    return {**completion("It is done."), "usage": usage}
 
 
 HUGE = "1" + "0" * 400
@@ -238,14 +233,14 @@ HUGE = "1" + "0" * 400
         using(prompt_tokens=10, completion_tokens=2, prompt_tokens_details={"cached_tokens": 10**12}),
         using(prompt_tokens="many", completion_tokens=[1]),
         using(prompt_tokens=True, completion_tokens=1, prompt_tokens_details=[]),
-        {**answer("It is done."), "usage": "a lot"},
+        {**completion("It is done."), "usage": "a lot"},
         raw(json.dumps(using(prompt_tokens=1, completion_tokens=2)).replace(": 1,", f": {HUGE},")),
         raw(json.dumps(using(prompt_tokens=1, completion_tokens=2)).replace(": 1,", ": NaN,")),
         raw(json.dumps(using(prompt_tokens=1, completion_tokens=2)).replace(": 1,", ": 1e999,")),
     ],
 )
 async def test_usage_is_a_report_that_is_bounded(
-    server: Any, fault: Any, caplog: pytest.LogCaptureFixture
+    server: Store, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The conversation goes on, costs no more than was sent and received, and two answers warn once."""
     caplog.set_level(logging.WARNING, "trialogue")
@@ -261,7 +256,7 @@ async def test_usage_is_a_report_that_is_bounded(
     assert len(warned[0]) < 300
 
 
-async def test_honest_usage_is_taken_as_it_is(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_honest_usage_is_taken_as_it_is(server: Store, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "trialogue")
     details = {"cached_tokens": 8.0}
     fault = using(prompt_tokens=12.0, completion_tokens=7, prompt_tokens_details=details)
@@ -289,10 +284,10 @@ def test_many_calls_are_told_apart_in_linear_time() -> None:
     assert len(set(ids)) == len(ids)
 
 
-async def test_a_message_of_20000_calls_is_read_to_its_limit(server: Any) -> None:
+async def test_a_message_of_20000_calls_is_read_to_its_limit(server: Store) -> None:
     calls = [{**_CALL, "id": None}] * 20_000
     began = time.process_time()
-    trajectory, _, _ = await hold(server, answer(tool_calls=calls, finish="tool_calls"))
+    trajectory, _, _ = await hold(server, completion(tool_calls=calls, finish="tool_calls"))
     assert time.process_time() - began < 5
     results = [turn for turn in trajectory.turns if turn.message.role == "tool"]
     assert trajectory.end == "max_turns"
@@ -302,7 +297,7 @@ async def test_a_message_of_20000_calls_is_read_to_its_limit(server: Any) -> Non
 # -- an endpoint that is down -------------------------------------------------------------------------------
 
 
-async def test_an_endpoint_that_answers_with_errors_only_is_said_to(server: Any) -> None:
+async def test_an_endpoint_that_answers_with_errors_only_is_said_to(server: Store) -> None:
     now = 0.0
 
     async def pause(seconds: float) -> None:
@@ -312,7 +307,7 @@ async def test_an_endpoint_that_answers_with_errors_only_is_said_to(server: Any)
     speaker = Speaker(base_url=server.url, retries=1)
     model = OpenAIModel("agent", "agent", speaker, 64, pause=pause)
     model.breaker.clock = lambda: now
-    server.faults = iter([scripted.status(500, "the disk is full")] * 50)
+    server.faults = iter([status(500, "the disk is full")] * 50)
     for _ in range(2):
         with pytest.raises(ModelError, match="the disk is full"):
             await model.reply(HELLO, [])
@@ -325,9 +320,9 @@ async def test_an_endpoint_that_answers_with_errors_only_is_said_to(server: Any)
     await model.close()
 
 
-async def test_without_retries_nothing_is_waited_for(server: Any) -> None:
+async def test_without_retries_nothing_is_waited_for(server: Store) -> None:
     model, waits = make(server, retries=0)
-    server.faults = iter([scripted.reset, scripted.status(503)] * 10)
+    server.faults = iter([reset, status(503)] * 10)
     for _ in range(10):
         with pytest.raises(ModelError, match=r"no usable reply in 1 try: (Read|RemoteProtocol)Error"):
             await model.reply(HELLO, [])

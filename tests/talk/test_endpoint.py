@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import resource
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_users import FAULTS, run_users
 
 from trialogue import RolloutSettings, Task, Trajectory, find_domain, rollout
 from trialogue.config import Budget, EvalConfig, Speaker
@@ -27,12 +27,6 @@ from trialogue.talk.model import Model
 from trialogue.talk.openai import OpenAIModel
 from trialogue.talk.rate_limit import Breaker, Down, Pace
 from trialogue.trajectory import Usage
-
-_spec = importlib.util.spec_from_file_location("endpoint", Path(__file__).with_name("endpoint.py"))
-assert _spec is not None
-assert _spec.loader is not None
-endpoint = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(endpoint)
 
 SHOP = find_domain("shop")
 
@@ -78,7 +72,7 @@ async def test_faults_of_the_endpoint_change_no_score(count: int, capsys: pytest
     """30 % of the calls are at fault: each conversation ends as it does with a user that never fails."""
     tasks = SHOP.tasks("test", count, 0, levels=(1,))
     expected, _ = await hold(tasks, same_user)
-    with endpoint.run_endpoint(count=count, faults=0.3) as server:
+    with run_users(count=count, faults=0.3) as server:
         user = make_user(server, timeout=3.0, retries=12)
         began = time.monotonic()
         held, failed = await hold(tasks, user, concurrency=100)
@@ -86,7 +80,7 @@ async def test_faults_of_the_endpoint_change_no_score(count: int, capsys: pytest
         await user.close()
         seen = server.look()["seen"]
     kinds = {name: count for name, count in seen.items() if name != "none"}
-    assert set(kinds) == set(endpoint.KINDS) or count < 300
+    assert set(kinds) == set(FAULTS) or count < 300
     share = sum(kinds.values()) / sum(seen.values())
     with capsys.disabled():
         print(f"\n{len(held)} conversations, {sum(seen.values())} calls, {share:.0%} at fault, {wall:.1f} s")
@@ -126,7 +120,7 @@ async def measure(count: int, limit: int) -> tuple[float, float, dict[str, float
     """Wall-clock seconds, those the longest conversation waited for its user, and what kept the loop."""
     tasks = SHOP.tasks("test", count, 0, levels=(1,))
     await hold(tasks[:1], same_user)  # what is done once in a process
-    with endpoint.run_endpoint(count=count, latency=0.2) as server:
+    with run_users(count=count, latency=0.2) as server:
         user = make_user(server, concurrency=limit)
         began = time.monotonic()
         with watch_loop() as worst:
@@ -167,7 +161,7 @@ async def test_slow_users_are_asked_at_once() -> None:
 async def test_conversations_pause_while_the_endpoint_is_down(caplog: pytest.LogCaptureFixture) -> None:
     tasks = SHOP.tasks("test", 30, 0, levels=(1,))
     expected, _ = await hold(tasks, same_user)
-    with endpoint.run_endpoint(count=30, down=(0.2, 2.5), latency=0.05) as server:
+    with run_users(count=30, down=(0.2, 2.5), latency=0.05) as server:
         user = make_user(server, retries=2, patience=0.1)
         held, failed = await hold(tasks, user, concurrency=10)
         await user.close()
@@ -239,7 +233,7 @@ async def test_those_who_wait_together_give_up_together() -> None:
 
 async def test_limits_are_kept_by_pacing() -> None:
     tasks = SHOP.tasks("test", 6, 0, levels=(1,))
-    with endpoint.run_endpoint(count=6, per_second=25) as server:
+    with run_users(count=6, per_second=25) as server:
         user = make_user(server, requests_per_minute=600, patience=1.0)
         held, _ = await hold(tasks, user)
         await user.close()
@@ -265,7 +259,7 @@ async def test_tokens_a_minute_are_settled_by_what_was_used() -> None:
 
 async def test_a_request_is_charged_with_its_own_tokens_whoever_else_asks() -> None:
     tasks = SHOP.tasks("test", 16, 0, levels=(1,))
-    with endpoint.run_endpoint(count=16) as server:
+    with run_users(count=16) as server:
         user = make_user(server)
         charged: list[int] = []
 
@@ -303,7 +297,7 @@ def to_config(server: Any, folder: Path, name: str, **more: Any) -> EvalConfig:
 
 
 async def test_a_budget_is_never_passed_and_the_run_goes_on_with_more(tmp_path: Path) -> None:
-    with endpoint.run_endpoint(count=12) as server:
+    with run_users(count=12) as server:
         whole = await evaluate(to_config(server, tmp_path, "whole"))
         spent = sum(line["usd"] for line in whole["ledger"])
         assert whole["cost"] == pytest.approx(spent)
@@ -331,7 +325,7 @@ def find_key(folder: Path) -> list[Path]:
 
 
 async def test_the_ledger_is_by_role_and_model_and_a_replay_is_free(tmp_path: Path) -> None:
-    with endpoint.run_endpoint(count=12) as server:
+    with run_users(count=12) as server:
         first = await evaluate(to_config(server, tmp_path, "first"))
         calls = server.look()["seen"]["none"]
         recording = tmp_path / "first" / "recordings" / "user.jsonl"

@@ -8,13 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 from time import monotonic, sleep
 
 import pytest
+from endpoint import Endpoint
 
 from trialogue.activity import Activity, Phase
 
@@ -61,27 +60,12 @@ def find_bars(lines: list[tuple[float, str]]) -> list[str]:
 def slow_endpoint() -> Generator[str]:
     """An endpoint that takes its time for each reply of an agent."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            sleep(3.0)
-            message = {"role": "assistant", "content": "One moment, I am looking."}
-            usage = {"prompt_tokens": 10, "completion_tokens": 7}
-            answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
-            body = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: object, asked: int) -> str:
+        sleep(3.0)
+        return "One moment, I am looking."
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+    with Endpoint(answer) as server:
+        yield server.url
 
 
 def test_an_evaluation_with_a_slow_agent_is_never_silent(slow_endpoint: str, tmp_path: Path) -> None:

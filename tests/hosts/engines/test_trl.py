@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytest
 import torch
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
-sys.path.insert(0, str(Path(__file__).parents[2] / "talk"))
 pytest.importorskip("trl", reason="TRL lives in an environment of its own: make test-trl")
 
 from datasets import Dataset
-from endpoint import run_endpoint
+from faulty_users import run_users
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -198,7 +196,7 @@ async def test_two_steps(config: TrainConfig, tmp_path: Path, kind: Any) -> None
 @pytest.mark.timeout(600)
 def test_an_endpoint_plays_the_user_in_every_step(config: TrainConfig, tmp_path: Path) -> None:
     """Connections and places in the queue outlive a rollout, and so does the event loop they belong to."""
-    with run_endpoint(script=["Paint it.", "Paint it.", "###STOP###"]) as server:
+    with run_users(lines=["Paint it.", "Paint it.", "###STOP###"]) as server:
         user = {"model": "openai:owner", "base_url": server.url, "concurrency": 2}
         user |= {"retries": 0, "outage": 0.0}
         played = TrainConfig.model_validate({**config.model_dump(), "user": user})

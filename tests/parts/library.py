@@ -1,21 +1,17 @@
-"""A real OpenAI-compatible server on loopback whose models are scripted: drafter, tools, agent, user, judge.
+"""The models that draft and play a small library, scripted: drafter, tools, agent, user, judge.
 
-It serves a small library: members extend their loans, unless somebody else waits for the book.
+Members extend their loans, unless somebody else waits for the book. The drafter is often wrong at first.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Script = Callable[[dict[str, Any], int], str | dict[str, Any]]
-"""Takes a request and how often this model was asked before; gives a text, or a call as {name, arguments}."""
+from endpoint import Answer, Endpoint, Script, completion, to_call
+
+USAGE = (100, 10)
 
 TABLES = {
     "summary": "the desk of a public library where members extend their loans",
@@ -136,7 +132,7 @@ def play_tools(request: dict[str, Any], asked: int) -> str:
     return json.dumps({"result": {**arguments, "state": "extended"}, "changes": changes})
 
 
-def play_agent(request: dict[str, Any], asked: int) -> str | dict[str, Any]:
+def play_agent(request: dict[str, Any], asked: int) -> str | tuple[str, dict[str, Any]]:
     messages = request["messages"]
     last = messages[-1]
     said = " ".join(message["content"] or "" for message in messages if message["role"] == "user")
@@ -144,15 +140,11 @@ def play_agent(request: dict[str, Any], asked: int) -> str | dict[str, Any]:
     if last["role"] == "user":
         if "yes" in last["content"].lower():
             loans = json.loads([message for message in messages if message["role"] == "tool"][-1]["content"])
-            return {"name": "extend_loan", "arguments": {"loan_id": loans[0]["loan_id"], "due": due[-1]}}
-        return (
-            {"name": "get_member", "arguments": {"member_id": member[0]}}
-            if member
-            else "Your member number, please?"
-        )
+            return "extend_loan", {"loan_id": loans[0]["loan_id"], "due": due[-1]}
+        return ("get_member", {"member_id": member[0]}) if member else "Your member number, please?"
     result = json.loads(last["content"])
     if isinstance(result, dict) and "name" in result:
-        return {"name": "list_loans", "arguments": {"member_id": result["member_id"]}}
+        return "list_loans", {"member_id": result["member_id"]}
     if isinstance(result, list):
         loan = result[0]
         if loan["awaited"]:
@@ -184,7 +176,7 @@ def play_judge(request: dict[str, Any], asked: int) -> str:
     return json.dumps({"scores": scores, "reasons": []})
 
 
-SCRIPTS: dict[str, Script] = {
+PLAYERS: dict[str, Any] = {
     "drafter": play_drafter,
     "tools": play_tools,
     "agent": play_agent,
@@ -193,63 +185,16 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-class Endpoint(ThreadingHTTPServer):
-    daemon_threads = True
+def serve(**players: Script) -> Endpoint:
+    """An endpoint whose models are these; others may stand in."""
+    known = PLAYERS | players
 
-    def __init__(self, scripts: dict[str, Script]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.scripts = scripts
-        self.asked: Counter[str] = Counter()
-        self.lock = threading.Lock()
+    def answer(request: dict[str, Any], asked: int) -> Answer:
+        said = known[request["model"]](request, asked)
+        if isinstance(said, str):
+            return completion(said, usage=USAGE)
+        name, arguments = said
+        call = to_call(name, json.dumps(arguments), f"call_{asked}")
+        return completion(usage=USAGE, tool_calls=[call])
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        model = request["model"]
-        with self.server.lock:
-            asked = self.server.asked[model]
-            self.server.asked[model] += 1
-        said = self.server.scripts[model](request, asked)
-        message: dict[str, Any] = {"role": "assistant", "content": said if isinstance(said, str) else None}
-        if isinstance(said, dict):
-            function = {"name": said["name"], "arguments": json.dumps(said["arguments"])}
-            message["tool_calls"] = [{"id": f"call_{asked}", "type": "function", "function": function}]
-        body = json.dumps(
-            {
-                "id": "x",
-                "object": "chat.completion",
-                "created": 1,
-                "model": model,
-                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-            }
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def serve(scripts: dict[str, Script] | None = None) -> Generator[Endpoint]:
-    endpoint = Endpoint({**SCRIPTS, **(scripts or {})})
-    thread = threading.Thread(target=endpoint.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield endpoint
-    finally:
-        endpoint.shutdown()
-        endpoint.server_close()
-        thread.join()
+    return Endpoint(answer)
