@@ -1,0 +1,107 @@
+"""Build the documentation site from the Markdown files of the repository: `make docs`.
+
+The files keep their places, so that links stay right; a page of the public names is written beside them. The
+build fails when a link is broken, a page is in no menu, or a public name has no docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import shutil
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import trialogue
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / ".site" / "pages"
+NAMES = "docs/names.md"
+
+
+def main(zensical: str) -> int:
+    shutil.rmtree(PAGES.parent, ignore_errors=True)
+    copy_pages()
+    faults = [f"trialogue.{name} has no docstring" for name in find_undocumented()]
+    pages = {page.relative_to(PAGES).as_posix() for page in PAGES.rglob("*.md")}
+    faults += [f"{page} is in no menu: name it in zensical.toml" for page in sorted(pages - find_menu())]
+    for fault in faults:
+        print(f"docs: {fault}", file=sys.stderr)
+    done = subprocess.run([ROOT / zensical, "build", "--clean", "--strict"], cwd=ROOT, check=False)
+    return int(bool(faults or done.returncode))
+
+
+def copy_pages() -> None:
+    shutil.copytree(ROOT / "docs", PAGES / "docs")
+    for file in ROOT.glob("*.md"):
+        name = "index.md" if file.name == "README.md" else file.name
+        (PAGES / name).write_text(file.read_text(encoding="utf-8").replace("](LICENSE)", "](LICENSE.md)"))
+    (PAGES / "LICENSE.md").write_text(f"# Licence\n\n```text\n{(ROOT / 'LICENSE').read_text()}```\n")
+    (PAGES / NAMES).write_text(write_names(), encoding="utf-8")
+
+
+def write_names() -> str:
+    """The page of the public names, by the module that each comes from."""
+    rooms: dict[str, list[str]] = {}
+    for name in trialogue.__all__:
+        place = vars(trialogue)["_HOME"][name]
+        rooms.setdefault(place, []).append(name)
+    lines = [
+        "# Public names",
+        "",
+        "Everything here is imported from `trialogue` itself: `from trialogue import Domain`.",
+        "",
+    ]
+    for place in sorted(rooms):
+        lines += [f"## `{place}`", ""]
+        for name in rooms[place]:
+            lines += [f"::: {place}.{name}", ""]
+    return "\n".join(lines)
+
+
+def find_menu() -> set[str]:
+    """The pages that the menu of zensical.toml names."""
+    entries: list[Any] = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    found: set[str] = set()
+    while entries:
+        (target,) = entries.pop().values()
+        if isinstance(target, str):
+            found.add(target)
+        else:
+            entries += target
+    return found
+
+
+def find_undocumented() -> list[str]:
+    """Public names without a docstring of their own."""
+    return [name for name in trialogue.__all__ if not is_documented(name, getattr(trialogue, name))]
+
+
+def is_documented(name: str, thing: object) -> bool:
+    """Whether a class or function has a docstring, an alias or a constant a string right below it."""
+    if inspect.isclass(thing):
+        text = vars(thing).get("__doc__") or ""
+        return bool(text.strip()) and not text.startswith(f"{name}(")  # a dataclass writes itself one
+    if inspect.isroutine(thing) or inspect.ismodule(thing):
+        return bool((thing.__doc__ or "").strip())
+    return any(is_documented_below(name, path) for path in Path(trialogue.__file__).parent.rglob("*.py"))
+
+
+def is_documented_below(name: str, path: Path) -> bool:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for statement, following in pairwise(body):
+        match statement, following:
+            case (
+                ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if found == name and text.strip():
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
