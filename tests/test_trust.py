@@ -304,6 +304,7 @@ AT_OTHER = {"model": "openai:m", "base_url": OTHER}
         (TrainConfig(audit=AuditSettings(judge=Speaker(**MY_KEY))), {"audit.judge.api_key_env"}),
         (TrainConfig(engine=EngineChoice(name="tinker", url=OTHER)), {"engine.url"}),
         (TrainConfig(engine=EngineChoice(name="vllm", url=OTHER)), {"engine.url"}),
+        (EvalConfig(run=RunSettings(track=("wandb",))), {"run.track"}),
         (
             TrainConfig(
                 engine=EngineChoice(name="vllm", url="http://127.0.0.1:8000", weights="/home/me/model")

@@ -41,6 +41,7 @@ FOUND = [("cancel_order", {"order_id": "A108"})]
         (f"I cancel it.\n\n```json\n{CALL}\n```\nOne moment.", "I cancel it.\n\n\nOne moment."),
         (f"I cancel it.\n{CALL}", "I cancel it."),
         (f"{CALL}\n\nIt is done.", "It is done."),
+        (f"Let me cancel it. {CALL}", "Let me cancel it."),
         (f"<tools>\n{CALL}\n</tools>", ""),
         (f"{CALL}\n</tool_call>", ""),
         (f"[{CALL}]", ""),
@@ -59,6 +60,13 @@ def test_calls_written_as_text(text: str, rest: str) -> None:
     assert is_near_call(Reply(text), TOOLS)
     assert not is_near_call(Reply(text), ())
     assert not is_near_call(Reply(text, finish="length"), TOOLS)
+
+
+@pytest.mark.parametrize("text", [CALL[:-2], CALL.replace('"', "'"), f"One moment. {CALL[:-1]}"])
+def test_calls_that_cannot_be_read_are_counted_and_not_carried_out(text: str) -> None:
+    assert find_near_calls(text, TOOLS) is None
+    assert is_near_call(Reply(text), TOOLS)
+    assert not is_near_call(Reply(text), ("other",))
 
 
 def test_several_calls_and_values_of_every_kind() -> None:

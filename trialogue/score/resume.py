@@ -111,7 +111,13 @@ def find_claims(config: Section, named: Collection[str] = ()) -> list[Claim]:
     """What settings ask for that only the caller may choose, and the caller has not named."""
     found: list[Claim] = []
     engine = getattr(config, "engine", EngineChoice())
-    for claim in (*_find_code_claims(config), *_find_endpoint_claims(config), *_find_engine_claims(engine)):
+    claims = (
+        *_find_code_claims(config),
+        *_find_endpoint_claims(config),
+        *_find_engine_claims(engine),
+        *_find_tracker_claims(config),
+    )
+    for claim in claims:
         unnamed = {key: value for key, value in claim.settings.items() if not _is_named(key, named)}
         if unnamed:
             found.append(Claim(claim.does, unnamed, claim.runs_code))
@@ -169,6 +175,12 @@ def _find_engine_claims(engine: EngineChoice) -> Iterator[Claim]:
     if engine.name == "vllm" and engine.weights != EngineChoice().weights:
         folder = engine.weights
         yield Claim(f"write weights to {show_line(folder, PHRASE)}", {"engine.weights": folder})
+
+
+def _find_tracker_claims(config: Section) -> Iterator[Claim]:
+    track = getattr(getattr(config, "run", None), "track", ())
+    if track:
+        yield Claim(f"send every figure to {', '.join(track)}", {"run.track": list(track)})
 
 
 LOCAL = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?(/[^\s\\@]*)?", re.ASCII)

@@ -33,6 +33,7 @@ _FENCE = "```"
 _TAG = re.compile(r"</?(?:tools?|tool_calls?|function_calls?|functioncall)>")
 _LANGUAGE = re.compile(r"[A-Za-z_]{0,20}[ \t]*\n")
 _KEY = re.compile(r"\s{0,100}([A-Za-z_]\w{0,100})\s*=\s*")
+_NAMED = re.compile(r"""\{\s{0,20}["']name["']\s{0,20}:\s{0,20}["']([^"'\n]{1,100})["']""")
 _WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -48,7 +49,12 @@ def is_near_call(reply: Reply, tools: Collection[str]) -> bool:
     """Whether a reply holds no call but text that looks like one."""
     if reply.tool_calls or reply.finish != "stop":
         return False
-    return find_near_calls(reply.content, tools) is not None
+    return find_near_calls(reply.content, tools) is not None or _names_tool(reply.content, tools)
+
+
+def _names_tool(text: str, tools: Collection[str]) -> bool:
+    """Whether a text holds an object with the name of a tool, such as a call that is cut off or not JSON."""
+    return len(text) <= LONGEST and any(found[1] in tools for found in _NAMED.finditer(text))
 
 
 def find_near_calls(text: str, tools: Collection[str]) -> NearCalls | None:
@@ -73,7 +79,9 @@ def find_near_calls(text: str, tools: Collection[str]) -> NearCalls | None:
         found = _read("".join(lines[place:]), tools)
         if found is not None:
             return NearCalls(found.calls, f"{''.join(lines[:place])}{found.rest}".strip())
-    return None
+    said = text.partition("{")[0]  # a sentence before it on the same line
+    found = _read(text[len(said) :], tools) if said.rstrip().endswith((".", "!", "?", ":")) else None
+    return None if found is None else NearCalls(found.calls, f"{said}{found.rest}".strip())
 
 
 def _begins_call(line: str, tools: Collection[str]) -> bool:
