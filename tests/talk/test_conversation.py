@@ -9,11 +9,12 @@ import pytest
 
 from trialogue import Database, Domain, Message, Party, Record, Reply, Table, Task, Tool, ToolCall, Turn, tool
 from trialogue.config import Limits
-from trialogue.talk.conversation import Transcript, converse, is_stop
+from trialogue.talk.conversation import Transcript, converse
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.talk.users import user_prompt
 from trialogue.trajectory import Tokens, Trajectory, Usage
-from trialogue.world.domain import STOP, from_list
+from trialogue.world.conversation_rules import STOP, ConversationRules
+from trialogue.world.domain import from_list
 
 
 class Lamp(Record):
@@ -128,7 +129,7 @@ async def test_a_greeting_opens_where_the_domain_has_one() -> None:
 
 
 async def test_the_agent_opens_where_the_domain_says_so() -> None:
-    trajectory, _, _ = await hold(["Hello?"], [STOP], opens="agent")
+    trajectory, _, _ = await hold(["Hello?"], [STOP], rules=ConversationRules(opens="agent"))
     assert said(trajectory)[0] == ("agent", "assistant", "Hello?")
 
 
@@ -154,7 +155,9 @@ async def test_calls_of_one_message_are_all_carried_out_in_order() -> None:
     assert trajectory.end == "agent_stop"
 
 
-@pytest.mark.parametrize("more", [{"limits": Limits(first_call_only=True)}, {"first_call_only": True}])
+@pytest.mark.parametrize(
+    "more", [{"limits": Limits(first_call_only=True)}, {"rules": ConversationRules(first_call_only=True)}]
+)
 async def test_a_switch_keeps_only_the_first_call(more: dict[str, Any]) -> None:
     both = several(("switch", {"lamp": "a", "on": True}), ("leave", {}))
     trajectory, _, _ = await hold([both, "Done."], ["Light!", STOP], **more)
@@ -305,10 +308,10 @@ def test_what_a_party_sees_does_not_depend_on_when_it_looked() -> None:
     ],
 )
 def test_only_a_closing_stop_token_ends(text: str, ends: bool) -> None:
-    assert is_stop(make(), text) is ends
+    assert ConversationRules().is_stop(text) is ends
 
 
-@pytest.mark.parametrize("more", [{}, {"stop_anywhere": True}])
+@pytest.mark.parametrize("more", [{}, {"rules": ConversationRules(stop_anywhere=True)}])
 async def test_a_stop_token_ends_nothing_in_the_words_of_tools_and_agents(more: dict[str, Any]) -> None:
     lines = [call("echo", text=f"Noted. {STOP}"), f"Goodbye. {STOP}", "And now?"]
     database = Echo.load({"lamps": {}})
@@ -330,9 +333,9 @@ async def test_a_stop_token_ends_nothing_in_the_words_of_tools_and_agents(more: 
 
 
 def test_a_domain_may_have_other_stop_rules() -> None:
-    domain = make(stop_tokens=("DONE", "LEAVE"), stop_anywhere=True)
-    assert is_stop(domain, "I said LEAVE me alone")
-    assert not is_stop(domain, f"Thanks {STOP}")
+    rules = ConversationRules(stop_tokens=("DONE", "LEAVE"), stop_anywhere=True)
+    assert rules.is_stop("I said LEAVE me alone")
+    assert not rules.is_stop(f"Thanks {STOP}")
 
 
 async def test_whatever_a_model_writes_can_be_written_down() -> None:

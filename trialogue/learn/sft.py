@@ -293,8 +293,8 @@ def to_example_rows(
     manner = domain.persona(trajectory.seed)[1] if domain.persona is not None else ""
     system = environment.policy if side == "agent" else user_prompt(domain, trajectory.task, manner)
     tools = environment.tools if side == "agent" else environment.user_tools
-    cue = domain.user_cue if side == "user" else None
-    opens = domain.greeting is None and domain.opens == side
+    cue = domain.rules.user_cue if side == "user" else None
+    opens = domain.greeting is None and domain.rules.opens == side
     party = Party(side, cast("Model", None), system, tools, cue)
     said = [turn.model_copy(update={"tokens": None}) for turn in trajectory.turns]
     turns = with_tokens(party.sees(said), list(tools.values()), renderer, opens=opens)

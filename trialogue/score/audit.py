@@ -30,7 +30,6 @@ from trialogue.talk.agenda import (
     has_match,
 )
 from trialogue.talk.agenda import split_sentences as sentences_of
-from trialogue.talk.conversation import is_stop
 from trialogue.talk.users import user_prompt
 from trialogue.trajectory import Fault, Finding, Trajectory
 from trialogue.world.domain import Domain
@@ -117,7 +116,7 @@ class Case:
 
 def _listen(domain: Domain, trajectory: Trajectory) -> Iterator[Said]:
     heard: list[str] = []
-    known: list[str] = [domain.user_cue or ""]
+    known: list[str] = [domain.rules.user_cue or ""]
     for place, turn in enumerate(trajectory.turns):
         message = turn.message
         if turn.side == "agent":
@@ -128,9 +127,9 @@ def _listen(domain: Domain, trajectory: Trajectory) -> Iterator[Said]:
         elif message.content.strip() and not message.tool_calls:
             known += heard
             text = message.content.replace("’", "'")
-            for token in domain.stop_tokens:
+            for token in domain.rules.stop_tokens:
                 text = text.replace(token, "")
-            stops = is_stop(domain, message.content)
+            stops = domain.rules.is_stop(message.content)
             yield Said(place, text.strip(), stops, "\n".join(heard), "\n".join(known))
             heard = []
 

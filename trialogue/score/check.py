@@ -118,7 +118,7 @@ def find_domain_problems(domain: Domain) -> Iterator[str]:
         yield "the policy is empty"
     if not domain.database.tools:
         yield "the agent has no tools"
-    if not domain.stop_tokens or not all(token.strip() for token in domain.stop_tokens):
+    if not domain.rules.stop_tokens or not all(token.strip() for token in domain.rules.stop_tokens):
         yield "a stop token is empty"
     for side in (domain.database, domain.user_database):
         for tool in side.tools.values() if side is not None else ():
@@ -313,7 +313,7 @@ def to_conversation(
         if is_last(call):
             carry_out(number, call)
     if end == "user_stop":
-        words = f"Thank you. {environment.domain.stop_tokens[0]}"
+        words = f"Thank you. {environment.domain.rules.stop_tokens[0]}"
         turns.append(Turn(side="user", message=Message(role="user", content=words)))
     return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
 

@@ -27,7 +27,7 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
     """Grade a finished conversation by the rule of its end and the reward of its domain."""
     if trajectory.end == "error":
         return None
-    is_capped = trajectory.end == "max_turns" and not environment.domain.grade_at_cap
+    is_capped = trajectory.end == "max_turns" and not environment.domain.rules.grade_at_cap
     if is_capped or trajectory.end == "too_long":
         return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded",))
     usual = checked_outcome if task.expected.checks else outcome

@@ -75,10 +75,8 @@ async def converse(
     def close(end: End) -> Trajectory:
         return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
 
-    def is_spent() -> bool:
-        return observations >= limits.observations or failures >= limits.tool_errors
-
     domain = environment.domain
+    rules = domain.rules
     turns += environment.history
     if not turns and domain.greeting is not None:
         transcript.add("agent", Reply(domain.greeting), 0.0)
@@ -88,7 +86,7 @@ async def converse(
         transcript.acting = speaker.side
         started = perf_counter()
         reply = await speaker.speak(turns)
-        most = 1 if limits.first_call_only or domain.first_call_only else limits.calls + 1
+        most = rules.most_calls(limits)
         if len(reply.tool_calls) > most:
             reply = replace(reply, tool_calls=reply.tool_calls[:most])
         turn = transcript.add(speaker.side, reply, perf_counter() - started)
@@ -119,23 +117,24 @@ async def converse(
             failures = failures + 1 if result.failed else 0
             if result.ends:
                 return close("agent_stop" if speaker is agent else "user_stop")
-            if domain.is_over is None and is_spent():
+            if rules.is_spent(limits, observations, failures):
                 return close("max_turns")
 
-        is_over = domain.is_over is not None and domain.is_over(turns)
-        if not turn.message.tool_calls and not is_over:
+        if rules.is_over(turns):
+            return close("max_turns")
+        if not turn.message.tool_calls:
             observations += speaker is user
-            if is_last(domain, turns):
+            if rules.is_last(turns):
                 return close("user_stop" if speaker is user else "agent_stop")
             speaker = agent if speaker is user else user
-        if is_over or (domain.is_over is None and is_spent()):
+        if rules.is_spent(limits, observations, failures):
             return close("max_turns")
 
 
 def _next_side(turns: list[Turn], domain: Domain) -> Side:
     """Who is to speak: whoever a history leaves waiting, else the side that opens."""
     if not turns:
-        return domain.opens
+        return domain.rules.opens
     last = turns[-1]
     if last.message.role == "tool":
         return last.side
@@ -193,14 +192,12 @@ def explain_end(trajectory: Trajectory, domain: Domain, limits: Limits) -> str:
                 call.name for call in said.message.tool_calls if call.id == turns[-1].message.tool_call_id
             ]
             return f"the {said.side} called {', '.join(called)}"
-        case "user_stop" if said is not None and domain.stops is None:
-            tokens = [token for token in domain.stop_tokens if token in said.message.content]
+        case "user_stop" if said is not None:
+            tokens = [token for token in domain.rules.stop_tokens if token in said.message.content]
             return f"the user said {' '.join(tokens)}"
-        case "user_stop":
-            return "the user ended it"
         case "agent_stop":
             return "the agent ended it"
-        case "max_turns" if domain.is_over is not None:
+        case "max_turns" if domain.rules.is_over(turns):
             return "it reached the domain's own limit"
         case "max_turns" if all(last) and len(last) == limits.tool_errors:
             return f"the last {limits.tool_errors} calls were refused or malformed (limits.tool_errors)"
@@ -212,26 +209,3 @@ def explain_end(trajectory: Trajectory, domain: Domain, limits: Limits) -> str:
             return f"the conversation is longer than {limits.context_tokens} tokens (limits.context_tokens)"
         case _:
             return ""
-
-
-_QUOTES = tuple("\"'`\u2018\u201c\u201e\u00ab<([{")
-
-
-def is_last(domain: Domain, turns: Sequence[Turn]) -> bool:
-    """Whether the message just said ends the conversation."""
-    if domain.stops is not None:
-        return domain.stops(turns)
-    return turns[-1].side == "user" and is_stop(domain, turns[-1].message.content)
-
-
-def is_stop(domain: Domain, text: str) -> bool:
-    """Whether the user ends the conversation. A sentence that merely mentions the stop token does not:
-    it has to close the message, unless the domain's own rule says anywhere."""
-    if domain.stop_anywhere:
-        return any(token in text for token in domain.stop_tokens)
-    text = text.rstrip()
-    for token in domain.stop_tokens:
-        before = text.removesuffix(token)
-        if before != text and not (before[-1:].isalnum() or before[-1:] in _QUOTES):
-            return True
-    return False

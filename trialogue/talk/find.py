@@ -47,7 +47,7 @@ def find_model(
     if kind == "agenda" and not rest:
         if side == "agent":
             raise ConfigError("agent: agenda plays the user; the agent that knows each task is oracle")
-        return domain.user or _agenda(domain.stop_tokens[0])
+        return domain.user or _agenda(domain.rules.stop_tokens[0])
     if kind == "human" and not rest:
         from trialogue.talk.human import HumanModel
 
@@ -99,7 +99,7 @@ def _gold(side: Side, domain: Domain) -> ModelSource:
     ending = {tool.name for tool in domain.database.tools.values() if tool.ends}
     # A benchmark that grades by its own rule may count on calls that are refused.
     strict = domain.reward is None
-    return lambda task, _: GoldParty(task, side, ending, domain.stop_tokens[0], strict)
+    return lambda task, _: GoldParty(task, side, ending, domain.rules.stop_tokens[0], strict)
 
 
 def _naive(task: Task, seed: int) -> Model:

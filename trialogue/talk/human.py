@@ -133,7 +133,9 @@ class HumanModel:
             words = [f"{name}=…" for name in example.parameters.get("properties", {})]
             lines.append(f"Call a tool: {' '.join([example.name, *words])}   (values are JSON or text)")
         if self.side == "user":
-            lines.append(f"End the conversation with {self.domain.stop_tokens[0]} after your last words.")
+            lines.append(
+                f"End the conversation with {self.domain.rules.stop_tokens[0]} after your last words."
+            )
         lines.append("/help this · /tools · /brief · /say TEXT says a line that looks like a call · /quit")
         for text in lines:
             self.console.print(one_line(text, "bright_black"), soft_wrap=True)

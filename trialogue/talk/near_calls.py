@@ -176,12 +176,12 @@ def _read_keywords(text: str) -> Arguments:
 
 def to_lenient(domain: Domain) -> Domain:
     """The domain with an agent whose near calls are read as calls."""
-    manner = domain.agent_manner
+    adapt = domain.rules.adapt_agent
 
     def make(task: Task, model: Model) -> Model:
-        return Lenient(model if manner is None else manner(task, model))
+        return Lenient(adapt(task, model))
 
-    return replace(domain, agent_manner=make)
+    return replace(domain, rules=replace(domain.rules, adapt_agent=make))
 
 
 @dataclass(frozen=True, slots=True)

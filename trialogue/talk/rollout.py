@@ -267,16 +267,14 @@ async def attempt(
             transcript.acting = "tool"
             environment = domain.open(task)
             transcript.acting = "agent"
-            model = agent(task, own_seed)
-            if domain.agent_manner is not None:
-                model = domain.agent_manner(task, model)
+            model = domain.rules.adapt_agent(task, agent(task, own_seed))
             speaks = Party("agent", model, environment.policy, environment.tools)
             transcript.acting = "user"
             name_, manner = domain.persona(own_seed) if domain.persona is not None else ("", "")
             told = user_prompt(domain, task, manner)
             meta["prompt"] = hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:12]
             meta |= {"persona": name_} if name_ else {}
-            answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.user_cue)
+            answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.rules.user_cue)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
             trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
             transcript.acting = "judge"

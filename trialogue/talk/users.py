@@ -35,7 +35,7 @@ def user_prompt(domain: Domain, task: Task, manner: str = "") -> str:
         return f"{told.rstrip()}\n\n# Your manner\n\n{manner}\n" if manner else told
     guidelines = domain.user_guidelines
     if guidelines is None:
-        guidelines = GUIDELINES.format(stop=domain.stop_tokens[0])
+        guidelines = GUIDELINES.format(stop=domain.rules.stop_tokens[0])
     middle = f"# Your manner\n\n{manner}\n\n" if manner else ""
     return f"{guidelines.rstrip()}\n\n{middle}# Your scenario\n\n{task.instructions.strip()}\n"
 
@@ -62,7 +62,7 @@ def dress(domain: Domain, speaker: Speaker) -> Domain:
         case "card":
             prompt = to_card
         case path:
-            prompt = _from_file(path, domain.stop_tokens[0])
+            prompt = _from_file(path, domain.rules.stop_tokens[0])
     return replace(domain, user_prompt=prompt, user_guidelines=guidelines, persona=persona)
 
 

@@ -13,12 +13,10 @@ from trialogue.reading import from_json, reading
 from trialogue.task import Call, Setup, Side, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.bugs import CheckedTasks
+from trialogue.world.conversation_rules import ConversationRules
 from trialogue.world.database import Change, Database
 from trialogue.world.tools import Tool, ToolResult, shorten, to_text
 from trialogue.world.values import clean_text
-
-STOP = "###STOP###"
-"""What a simulated user writes to end the conversation."""
 
 
 class TaskSource(Protocol):
@@ -71,8 +69,8 @@ class Domain:
     """Called with both databases after each call, to keep the two sides in step."""
     greeting: str | None = None
     """The agent's fixed first words; without them the user opens."""
-    opens: Side = "user"
-    """Who speaks first, after the greeting if there is one."""
+    rules: ConversationRules = field(default_factory=ConversationRules)
+    """Who opens a conversation, who may end it, and when it is over."""
     reward: RewardFunction | None = None
     """None: the outcome reward over what the task expects."""
     oracle: Callable[[Task, int], Any] | None = None
@@ -85,26 +83,10 @@ class Domain:
     """The whole system prompt of whoever plays the user, in place of guidelines and scenario."""
     persona: Callable[[int], tuple[str, str]] | None = None
     """Name and words of a user's manner, by the seed of the conversation; empty where it has none."""
-    user_cue: str | None = None
-    """Words of the agent that a user who opens is given to answer; the agent knows nothing of them."""
     judge: Callable[[Task, int], Any] | None = None
     """Makes the model that judges what only a reader can, where the reward asks for one."""
     tool_model: Callable[[Task, int], Any] | None = None
     """Makes the model that answers for tools that are simulated."""
-    stop_tokens: tuple[str, ...] = (STOP,)
-    stop_anywhere: bool = False
-    """True ends on a stop token anywhere in the user's text; else it must close the message."""
-    stops: Callable[[Sequence[Turn]], bool] | None = None
-    """A benchmark's own rule in place of the stop tokens: asked after each message without calls, of either
-    side, whether it ends the conversation."""
-    first_call_only: bool = False
-    """True keeps only the first tool call of a message."""
-    is_over: Callable[[Sequence[Turn]], bool] | None = None
-    """A benchmark's own caps: asked after each turn and its tool results, in place of the limits' counts."""
-    grade_at_cap: bool = False
-    """True grades a conversation that these caps have ended, instead of giving it 0."""
-    agent_manner: Callable[[Task, Any], Any] | None = None
-    """Puts the agent's model into the benchmark's own manner of speaking, such as calls written as text."""
     source: str = "domain"
     """What answers its tools: the domain's own code, a simulator, or an MCP server."""
     endless: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from trialogue.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice, TextCal
 from trialogue.benchmarks.ace.travel import load_travel
 from trialogue.benchmarks.ace.world import AceDomain
 from trialogue.benchmarks.folder import find_version
+from trialogue.benchmarks.rules import BenchmarkRules, count_messages
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
 from trialogue.task import Expected, Task
@@ -48,6 +49,24 @@ You are the agent of an airline. You book, change and cancel flights. It is 2024
 - A flight can be changed to another one between the same cities.
 """,
 }
+
+
+@dataclass(frozen=True)
+class AceRules(BenchmarkRules):
+    """Either side ends a conversation with the stop words; forty messages end it too."""
+
+    stop_tokens: tuple[str, ...] = (STOP,)
+    stop_anywhere: bool = True
+    quirks: bool = True
+    """True: the stop words are ignored in the first messages, as in the benchmark."""
+
+    def is_over(self, turns: Sequence[Turn]) -> bool:
+        return count_messages(turns) > MAX_MESSAGES
+
+    def is_last(self, turns: Sequence[Turn]) -> bool:
+        return self.is_stop(turns[-1].message.content) and (
+            not self.quirks or count_messages(turns) > UNHEARD
+        )
 
 
 def find(name: str = "", data: str | None = None) -> AceDomain:
@@ -93,13 +112,7 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         user=(lambda task, _seed: TaskVoice(task)) if alone else None,
         oracle=lambda task, _seed: GoldCaller(task),
         user_prompt=user_prompt if has_user and not alone else None,
-        user_cue=None if alone else CUES[language],
-        stop_tokens=(STOP,),
-        stop_anywhere=True,
-        stops=lambda turns: STOP in turns[-1].message.content and (not quirks or _count(turns) > UNHEARD),
-        is_over=lambda turns: _count(turns) > MAX_MESSAGES,
-        grade_at_cap=quirks,
-        agent_manner=(lambda task, model: TextCaller(domain, task, model)) if text else None,
+        rules=AceRules(user_cue=None if alone else CUES[language], grade_at_cap=quirks, quirks=quirks),
         reference=f"{name}@{language}{'-text' if text else ''}{'' if quirks else '-mended'}",
         notes={
             "benchmark": "ACEBench",
@@ -117,6 +130,9 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         policies=policies,
         wording=wording,
     )
+    if text:
+        rules = replace(domain.rules, adapt_agent=lambda task, model: TextCaller(domain, task, model))
+        domain = replace(domain, rules=rules)
     tasks: list[Task] = []
     for task in files.read_tasks(folder, language, category, name):
         with reading(
@@ -137,13 +153,3 @@ def _with_calls(domain: AceDomain, task: Task) -> Task:
     if not calls or not judge(environment, []).end_to_end:
         return task
     return task.model_copy(update={"expected": Expected(calls=calls)})
-
-
-def _count(turns: Sequence[Turn]) -> int:
-    """Messages, the results of one message's calls as one."""
-    count = 0
-    before = ""
-    for turn in turns:
-        count += turn.message.role != "tool" or before != "tool"
-        before = turn.message.role
-    return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -15,13 +16,15 @@ from trialogue.benchmarks.bfcl import package as files
 from trialogue.benchmarks.bfcl.execute import find_functions, parse_call
 from trialogue.benchmarks.bfcl.world import Apis, BfclDomain, find_opened, find_tools, grade
 from trialogue.benchmarks.folder import find_version
+from trialogue.benchmarks.rules import BenchmarkRules
 from trialogue.benchmarks.toolkit import Plain
 from trialogue.errors import ConfigError, DomainError
 from trialogue.messages import ToolCall
 from trialogue.reading import reading
 from trialogue.task import Assertion, Expected, Task
 from trialogue.trajectory import Reply, Turn
-from trialogue.world.domain import STOP, from_list
+from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import from_list
 from trialogue.world.tools import Tool
 
 ALL = "all"
@@ -69,7 +72,7 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
         reward=grade,
         oracle=lambda task, _seed: GoldCaller(task, package),
         user=lambda task, _seed: ScriptedUser(task, added),
-        is_over=is_over,
+        rules=BfclRules(),
         reference=f"{name}@{generation}",
         notes={
             "benchmark": "BFCL multi-turn",
@@ -156,11 +159,14 @@ def _to_named(text: str, owners: dict[str, Any]) -> ToolCall:
     return ToolCall(id="call_0", name=call.name, arguments=arguments)
 
 
-def is_over(turns: Sequence[Turn]) -> bool:
-    """More messages with calls in one turn than are allowed."""
-    steps = 0
-    for turn in reversed(turns):
-        if turn.side == "user":
-            break
-        steps += bool(turn.message.tool_calls)
-    return steps > MAX_STEPS
+@dataclass(frozen=True)
+class BfclRules(BenchmarkRules):
+    """More messages with calls in one user turn than are allowed end an entry."""
+
+    def is_over(self, turns: Sequence[Turn]) -> bool:
+        steps = 0
+        for turn in reversed(turns):
+            if turn.side == "user":
+                break
+            steps += bool(turn.message.tool_calls)
+        return steps > MAX_STEPS

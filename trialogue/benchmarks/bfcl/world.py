@@ -196,7 +196,7 @@ def _to_run(call: ToolCall) -> Callable[[Instances], str]:
 def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
     """1 where every turn is right. The calls are carried out anew, as the benchmark does."""
     domain = cast("BfclDomain", environment.domain)
-    steps = to_steps(trajectory.turns, domain.stop_tokens[0])
+    steps = to_steps(trajectory.turns, domain.rules.stop_tokens[0])
     fault = find_fault(domain.find_gold(task), steps, domain.make_instances(task))
     return Reward(
         value=float(fault is None),

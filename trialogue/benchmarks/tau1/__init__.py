@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from trialogue.benchmarks.folder import find_version, read_text
+from trialogue.benchmarks.rules import BenchmarkRules
 from trialogue.benchmarks.tau1 import data as files
 from trialogue.benchmarks.tau1.airline import AirlineTools
 from trialogue.benchmarks.tau1.grade import grade
@@ -20,7 +22,6 @@ from trialogue.trajectory import Turn
 from trialogue.world.tools import Tool
 
 NAMES = {"retail": RetailTools, "airline": AirlineTools}
-CUE = "Hi! How can I help you today?"
 MAX_STEPS = 30
 """Messages of the agent."""
 
@@ -66,10 +67,7 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
         tasks=files.find_tasks(folder, domain, name, writes),
         reward=grade,
         user_prompt=user_prompt if around is not None else None,
-        user_cue=CUE,
-        stop_anywhere=True,
-        first_call_only=True,
-        is_over=is_over,
+        rules=Tau1Rules(),
         reference=name,
         notes={
             "benchmark": "TAU1",
@@ -80,7 +78,15 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
     )
 
 
-def is_over(turns: Sequence[Turn]) -> bool:
-    """After the answer to the thirtieth message of the agent."""
-    said = sum(turn.message.role == "assistant" for turn in turns)
-    return said >= MAX_STEPS and turns[-1].message.role != "assistant"
+@dataclass(frozen=True)
+class Tau1Rules(BenchmarkRules):
+    """The user opens by answering a greeting that the agent does not see. The answer to the thirtieth message
+    of the agent is the last one."""
+
+    user_cue: str | None = "Hi! How can I help you today?"
+    stop_anywhere: bool = True
+    first_call_only: bool = True
+
+    def is_over(self, turns: Sequence[Turn]) -> bool:
+        said = sum(turn.message.role == "assistant" for turn in turns)
+        return said >= MAX_STEPS and turns[-1].message.role != "assistant"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from trialogue.benchmarks.folder import DATA, Missing, find_file, find_version, read_data, read_text
+from trialogue.benchmarks.rules import BenchmarkRules, count_messages
 from trialogue.benchmarks.tau2 import data as files
 from trialogue.benchmarks.tau2.airline import AirlineTools
 from trialogue.benchmarks.tau2.grade import grade
@@ -28,9 +30,25 @@ NAMES = ("retail", "airline", "telecom", "telecom-workflow", "mock")
 ALONE = ("telecom", "telecom-workflow", "mock")
 """Where the agent may also work on a ticket alone."""
 GREETING = "Hi! How can I help you today?"
-STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 MAX_STEPS = 200
 MAX_ERRORS = 10
+
+
+@dataclass(frozen=True)
+class Tau2Rules(BenchmarkRules):
+    """Each message after the first is a step, and so is each round of tool results. A lone agent that talks
+    is over."""
+
+    stop_tokens: tuple[str, ...] = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+    stop_anywhere: bool = True
+    solo: bool = False
+
+    def is_over(self, turns: Sequence[Turn]) -> bool:
+        return (
+            count_messages(turns) > MAX_STEPS
+            or sum(turn.failed for turn in turns) >= MAX_ERRORS
+            or (self.solo and turns[-1].message.role == "assistant")
+        )
 
 
 def find(name: str = "", data: str | None = None) -> Tau2Domain:
@@ -67,13 +85,6 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
         told = cast("str", guidelines[has_tools])
         return f"{told.replace('<PERSONA_GUIDELINES>', '')}\n\n<scenario>\n{task.instructions}\n</scenario>"
 
-    def is_over(turns: Sequence[Turn]) -> bool:
-        return (
-            _count_steps(turns) >= MAX_STEPS
-            or _count_errors(turns) >= MAX_ERRORS
-            or (solo and turns[-1].message.role == "assistant")
-        )
-
     return Tau2Domain(
         name=name,
         policy=wording.system.replace("{policy}", policy),
@@ -82,13 +93,10 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
         user_database=user_database,
         after_call=keep_in_step if user_database is not None and domain.startswith("telecom") else None,
         greeting=None if solo else GREETING,
-        opens="agent" if solo else "user",
+        rules=Tau2Rules(opens="agent" if solo else "user", solo=solo),
         reward=grade,
         oracle=_work_alone if solo else None,
         user_prompt=user_prompt if guidelines[True] is not None else None,
-        stop_tokens=STOPS,
-        stop_anywhere=True,
-        is_over=is_over,
         reference=f"{name}@{generation}",
         notes={
             "benchmark": "TAU2",
@@ -146,19 +154,3 @@ def _read_guidelines(folder: Path, with_tools: bool) -> str | None:
         except Missing:
             continue
     return None
-
-
-def _count_steps(turns: Sequence[Turn]) -> int:
-    """Each message after the first is a step, and so is each round of tool results."""
-    steps = -1
-    before = ""
-    for turn in turns:
-        role = turn.message.role
-        if role != "tool" or before != "tool":
-            steps += 1
-        before = role
-    return steps
-
-
-def _count_errors(turns: Sequence[Turn]) -> int:
-    return sum(turn.failed for turn in turns)
