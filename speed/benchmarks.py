@@ -14,9 +14,10 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from trialogue.benchmarks import bfcl, tau1, tau2
+from trialogue.benchmarks import bfcl
 from trialogue.benchmarks.bfcl.grade import find_fault, to_step
 from trialogue.benchmarks.bfcl.package import CATEGORIES
+from trialogue.benchmarks.tau import tau1, tau2
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.score.reward import grade

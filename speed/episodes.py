@@ -29,7 +29,7 @@ OPEN_OURS, OPEN_THEIRS = 1000, 50
 
 def play_ours(domain: str, data: str | None, count: int) -> Callable[[], dict[str, Any]]:
     from speed.benchmarks import play, to_trajectory
-    from trialogue.benchmarks import tau2
+    from trialogue.benchmarks.tau import tau2
 
     world = tau2.find(domain, data)
     pairs = [(task, to_trajectory(task)) for task in world.tasks("test", count)]
@@ -57,7 +57,7 @@ def open_ours(domain: str, data: str | None, count: int) -> Callable[[], dict[st
     import tracemalloc
 
     from speed.benchmarks import play, to_trajectory
-    from trialogue.benchmarks import tau2
+    from trialogue.benchmarks.tau import tau2
 
     world = tau2.find(domain, data)
     pairs = [(task, to_trajectory(task)) for task in world.tasks("test")]
@@ -171,7 +171,7 @@ PARTS = {
 
 def measure(options: Options) -> Iterator[Figure]:
     from speed.benchmarks import OFFICIAL
-    from trialogue.benchmarks import tau2
+    from trialogue.benchmarks.tau import tau2
     from trialogue.errors import TrialogueError
 
     data = options.data or options.tau2

@@ -9,13 +9,13 @@ import pytest
 
 @pytest.fixture
 def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Entry points as pyproject.toml has them, also where the installed package is older or none is."""
-    folder = tmp_path / "announced"
-    about = folder / "trialogue_benchmarks-0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trialogue-benchmarks\nVersion: 0\n")
+    """Entry points as pyproject.toml has them, in place of those of an older installation or of none."""
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     points = settings["project"]["entry-points"]["trialogue.domains"]
+    folder = tmp_path / "announced"
+    about = folder / "trialogue-0.dist-info"  # of several with one name, the first on the path counts
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trialogue\nVersion: 0\n")
     lines = ["[trialogue.domains]", *(f"{name} = {value}" for name, value in points.items())]
     (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(folder))

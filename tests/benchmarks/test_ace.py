@@ -122,7 +122,7 @@ def test_the_benchmark_grades_what_is_there_at_its_cap_and_hears_no_early_end(da
     assert outcomes["multi_step@en-mended"] == [("max_turns", 0.0), ("agent_stop", 0.0)]
 
 
-def test_calls_can_be_text(data: Path, tmp_path: Path) -> None:
+def test_calls_can_be_text(data: Path, tmp_path: Path, announced: Path) -> None:
     domain = find(data, "multi_turn")
     task = domain.tasks("all")[0]
     script, user = tmp_path / "agent.jsonl", tmp_path / "user.jsonl"

@@ -116,7 +116,7 @@ def test_gold_is_right_and_functions_appear_in_time(package: Path) -> None:
     assert check(domain).problems == []
 
 
-def test_the_score_is_the_mean_of_the_four_categories(package: Path, tmp_path: Path) -> None:
+def test_the_score_is_the_mean_of_the_four_categories(package: Path, tmp_path: Path, announced: Path) -> None:
     for place in ("data", "data/possible_answer"):  # one category has more entries than the others
         file = package / "bfcl_eval" / place / "BFCL_v4_multi_turn_base.json"
         file.write_text(file.read_text() + file.read_text().replace("_0", "_1"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from endpoint import Endpoint, completion, in_turn
 
-from trialogue.benchmarks import tau2
+from trialogue.benchmarks.tau import tau2
 from trialogue.config import EvalConfig, load_config
 from trialogue.digests import list_now
 from trialogue.run import judge_file, read_lines, read_trajectories
@@ -21,7 +21,7 @@ from trialogue.view.report import write_report
 
 DOMAIN = """
 from dataclasses import replace
-from trialogue.benchmarks import tau2
+from trialogue.benchmarks.tau import tau2
 from trialogue.world.domain import from_list
 
 whole = tau2.find("retail", {data!r})

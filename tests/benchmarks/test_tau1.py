@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trialogue.benchmarks import tau1
 from trialogue.benchmarks.folder import read_data, read_lines
-from trialogue.benchmarks.tau1.data import to_task
-from trialogue.benchmarks.tau1.grade import judge_outcome
+from trialogue.benchmarks.tau import tau1
+from trialogue.benchmarks.tau.tau1.data import to_task
+from trialogue.benchmarks.tau.tau1.grade import judge_outcome
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.score.reward import grade

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trialogue.benchmarks import tau2
-from trialogue.benchmarks.tau2.grade import judge_state
+from trialogue.benchmarks.tau import tau2
+from trialogue.benchmarks.tau.tau2.grade import judge_state
 from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall

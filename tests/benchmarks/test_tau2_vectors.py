@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from trialogue.benchmarks import tau2
 from trialogue.benchmarks.folder import read_lines
-from trialogue.benchmarks.tau2.data import to_task
-from trialogue.benchmarks.tau2.grade import Verdict, judge_state, premature
-from trialogue.benchmarks.tau2.world import Tau2Domain, to_turns
+from trialogue.benchmarks.tau import tau2
+from trialogue.benchmarks.tau.tau2.data import to_task
+from trialogue.benchmarks.tau.tau2.grade import Verdict, judge_state, premature
+from trialogue.benchmarks.tau.tau2.world import Tau2Domain, to_turns
 
 FILES = {
     "claude-sonnet-4-5__airline": 25,

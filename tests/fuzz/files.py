@@ -16,12 +16,13 @@ from typing import Any
 from made_up import BFCL_CODE, MESSAGES, SETS, TOOLS
 from spoil import mutate, spoil, twist
 
-from trialogue.benchmarks import ace, bfcl, tau1, tau2
+from trialogue.benchmarks import ace, bfcl
 from trialogue.benchmarks.ace.execute import Unreadable, read_calls, write_calls
 from trialogue.benchmarks.bfcl.execute import parse_call
 from trialogue.benchmarks.bfcl.package import read_functions
 from trialogue.benchmarks.recorded import score_recorded
-from trialogue.benchmarks.tau2.judge import read_answer as read_statements
+from trialogue.benchmarks.tau import tau1, tau2
+from trialogue.benchmarks.tau.tau2.judge import read_answer as read_statements
 from trialogue.corpus.review import Verdicts, read_judgement
 from trialogue.errors import ConfigError, DomainError, GradeError, RunError, ToolError
 from trialogue.messages import from_openai

@@ -25,7 +25,7 @@ INSTRUMENTED = [
     "trialogue.reading",
     "trialogue.benchmarks.ace.execute",
     "trialogue.benchmarks.bfcl.execute",
-    "trialogue.benchmarks.tau2.judge",
+    "trialogue.benchmarks.tau.tau2.judge",
     "trialogue.corpus.review",
     "trialogue.score.verdict",
     "trialogue.talk.render.tiny",

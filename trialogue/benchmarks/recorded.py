@@ -15,8 +15,8 @@ from trialogue.errors import ConfigError
 
 FORMATS = {
     "ace": "trialogue.benchmarks.ace.recorded:score",
-    "tau": "trialogue.benchmarks.tau1.recorded:score",
-    "tau2": "trialogue.benchmarks.tau2.recorded:score",
+    "tau": "trialogue.benchmarks.tau.tau1.recorded:score",
+    "tau2": "trialogue.benchmarks.tau.tau2.recorded:score",
 }
 """Benchmark → function of (file, name behind the colon, data folder). A further benchmark adds its line."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from trialogue.benchmarks.ace import data as files
@@ -131,8 +131,7 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         wording=wording,
     )
     if text:
-        rules = replace(domain.rules, adapt_agent=lambda task, model: TextCaller(domain, task, model))
-        domain = replace(domain, rules=rules)
+        domain = replace(domain, rules=replace(domain.rules, adapt_agent=partial(TextCaller, domain)))
     tasks: list[Task] = []
     for task in files.read_tasks(folder, language, category, name):
         with reading(

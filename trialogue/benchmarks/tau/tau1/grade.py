@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from trialogue.benchmarks.tau1.world import Tau1Environment
+from trialogue.benchmarks.tau.tau1.world import Tau1Environment
 from trialogue.task import Task
 from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.domain import Environment

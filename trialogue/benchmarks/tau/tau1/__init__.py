@@ -9,11 +9,10 @@ from pathlib import Path
 
 from trialogue.benchmarks.folder import find_version, read_text
 from trialogue.benchmarks.rules import BenchmarkRules
-from trialogue.benchmarks.tau1 import data as files
-from trialogue.benchmarks.tau1.airline import AirlineTools
-from trialogue.benchmarks.tau1.grade import grade
-from trialogue.benchmarks.tau1.retail import RetailTools
-from trialogue.benchmarks.tau1.world import Tau1Domain
+from trialogue.benchmarks.tau.tau1 import data as files
+from trialogue.benchmarks.tau.tau1.grade import grade
+from trialogue.benchmarks.tau.tau1.tools import AirlineTools, RetailTools
+from trialogue.benchmarks.tau.tau1.world import Tau1Domain
 from trialogue.benchmarks.toolkit import to_raw_tools
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
@@ -38,7 +37,8 @@ def find(name: str = "", data: str | None = None) -> Tau1Domain:
 @lru_cache(maxsize=8)
 def _find(domain: str, folder: Path) -> Tau1Domain:
     toolkit = NAMES[domain]
-    tools = to_raw_tools(toolkit)
+    known = to_raw_tools(toolkit)
+    tools = {name: known[name] for name in sorted(known.keys() - toolkit.later)}
     schemas = files.read_schemas(folder)
     if schemas is not None:
         with reading(folder / "tools", ConfigError):

@@ -1,13 +1,13 @@
-"""TAU2 airline: flights, users and reservations, and the fourteen tools over them."""
+"""The airline of TAU-bench: flights, users and reservations, and the fourteen tools over them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from trialogue.benchmarks.arithmetic import ALLOWED
-from trialogue.benchmarks.arithmetic import calculate as work_out
+from trialogue.benchmarks.folder import read_table
+from trialogue.benchmarks.tau.arithmetic import calculate as work_out
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.database import Table
 from trialogue.world.tools import tool
@@ -16,31 +16,8 @@ FlightType = Literal["round_trip", "one_way"]
 CabinClass = Literal["business", "economy", "basic_economy"]
 Insurance = Literal["yes", "no"]
 
-NOW = "2024-05-15T15:00:00"
-RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")
-CERTIFICATE_IDS = ("certificate_3221322", "certificate_3221323", "certificate_3221324")
-AIRPORTS = {
-    "SFO": "San Francisco",
-    "JFK": "New York",
-    "LAX": "Los Angeles",
-    "ORD": "Chicago",
-    "DFW": "Dallas",
-    "DEN": "Denver",
-    "SEA": "Seattle",
-    "ATL": "Atlanta",
-    "MIA": "Miami",
-    "BOS": "Boston",
-    "PHX": "Phoenix",
-    "IAH": "Houston",
-    "LAS": "Las Vegas",
-    "MCO": "Orlando",
-    "EWR": "Newark",
-    "CLT": "Charlotte",
-    "MSP": "Minneapolis",
-    "DTW": "Detroit",
-    "PHL": "Philadelphia",
-    "LGA": "LaGuardia",
-}
+TABLES = read_table(__file__, "airline.toml")
+"""The fixed time, the ids of new records in order, and the airports."""
 
 
 class Name(BaseModel):
@@ -166,23 +143,25 @@ class Reservation(BaseModel):
     status: Literal["cancelled"] | None = None
 
 
-def _read_all(kind: Any, values: Any) -> Any:
-    """Make records of a list of dictionaries; anything else is left as it came."""
-    return [kind(**value) for value in values] if all(isinstance(value, dict) for value in values) else values
-
-
-def _to_plain(values: Any) -> list[Any]:
-    return [value.model_dump() if isinstance(value, BaseModel) else value for value in values]
-
-
 class AirlineTools(Toolkit):
+    """The tools of TAU2. The methods up to the first tool are what the first TAU-bench does otherwise."""
+
     flights: Table[Plain]
     users: Table[Plain]
     reservations: Table[Plain]
 
     shapes = {"flights": Flight, "users": User, "reservations": Reservation}
+    keeps_cabin: ClassVar[bool] = False
+    """True: changing the flights of a reservation leaves its cabin as it was."""
 
-    # -- looking records up ------------------------------------------------------------------------------
+    def _read_all(self, kind: Any, values: Any) -> Any:
+        """Make records of a list of dictionaries. Anything else is returned unchanged."""
+        is_read = all(isinstance(value, dict) for value in values)
+        return [kind(**value) for value in values] if is_read else values
+
+    def _part(self, flight: Any, name: str) -> str:
+        """One field of a flight that `_read_all` has read."""
+        return getattr(flight, name)
 
     def _user(self, user_id: str) -> Plain:
         user = self.look("users", user_id)
@@ -196,34 +175,11 @@ class AirlineTools(Toolkit):
             raise ValueError(f"Reservation {reservation_id} not found")
         return reservation
 
-    def _flight(self, flight_number: str) -> Plain:
-        flight = self.look("flights", flight_number)
-        if flight is None:
-            raise ValueError(f"Flight {flight_number} not found")
-        return flight
+    def _show_reservation(self, reservation_id: str) -> Plain:
+        return self._reservation(reservation_id)
 
-    def _flight_on(self, flight_number: str, date: str) -> Plain:
-        dates = self._flight(flight_number)["dates"]
-        if date not in dates:
-            raise ValueError(f"Flight {flight_number} not found on date {date}")
-        return dates[date]
-
-    def _bookable(self, flight_number: str, date: str, cabin: str, seats: int) -> Plain:
-        """A flight on a date with that many free seats."""
-        on_date = self._flight_on(flight_number, date)
-        if on_date["status"] != "available":
-            raise ValueError(f"Flight {flight_number} not available on date {date}")
-        if on_date["available_seats"][cabin] < seats:
-            raise ValueError(f"Not enough seats on flight {flight_number}")
-        return on_date
-
-    def _take_seats(self, flight_number: str, date: str, cabin: str, seats: int) -> None:
-        """Only the date is copied: a flight has a month of them."""
-        flight = self._flight(flight_number)
-        on_date = flight["dates"][date]
-        free = {**on_date["available_seats"], cabin: on_date["available_seats"][cabin] - seats}
-        dates = {**flight["dates"], date: {**on_date, "available_seats": free}}
-        self.lay("flights", flight_number, {**flight, "dates": dates})
+    def _show_airports(self) -> Any:
+        return [{"iata": code, "city": city} for code, city in TABLES["airports"].items()]
 
     def _search(
         self, date: str, origin: str | None, destination: str | None, leave_after: str | None = None
@@ -253,7 +209,115 @@ class AirlineTools(Toolkit):
             )
         return found
 
-    def _pay_for_update(self, user_id: str, payment_id: str, price: int) -> Plain | None:
+    def _search_pairs(self, origin: str, destination: str, date: str) -> list[list[Plain]]:
+        found: list[list[Plain]] = []
+        for first in self._search(date, origin, None):
+            first["date"] = date
+            arrival = first["scheduled_arrival_time_est"]
+            next_date = self._next_date(date, arrival)
+            for second in self._search(next_date, first["destination"], destination, arrival):
+                second["date"] = next_date
+                found.append([first, second])
+        return found
+
+    def _take_seats(self, flight_number: str, date: str, cabin: str, seats: int) -> None:
+        """Only the date is copied: a flight has a month of them."""
+        flight = self._flight(flight_number)
+        on_date = flight["dates"][date]
+        free = {**on_date["available_seats"], cabin: on_date["available_seats"][cabin] - seats}
+        dates = {**flight["dates"], date: {**on_date, "available_seats": free}}
+        self.lay("flights", flight_number, {**flight, "dates": dates})
+
+    def _choose_id(self) -> str:
+        """The id of a new reservation."""
+        ids: list[str] = TABLES["reservation_ids"]
+        found = next((name for name in ids if name not in self.reservations), None)
+        if found is None:
+            raise ValueError("Too many reservations")
+        return found
+
+    def _to_booked(self, flight: Any, known: Plain) -> Plain:
+        """A flight of a reservation: what was asked for, and its price and airports."""
+        return {
+            "flight_number": flight.flight_number,
+            "origin": known["origin"],
+            "destination": known["destination"],
+            "date": flight.date,
+            "price": known["price"],
+        }
+
+    def _to_reservation(self, fields: Plain) -> Plain:
+        return Reservation(**fields).model_dump()
+
+    def _to_payment(self, payment_id: str, price: int) -> Plain:
+        return Payment(payment_id=payment_id, amount=price).model_dump()
+
+    def _to_passengers(self, values: Any) -> Any:
+        return [value.model_dump() if isinstance(value, BaseModel) else value for value in values]
+
+    def _to_certificate(self, payment_id: str, amount: int) -> Plain:
+        return Certificate(id=payment_id, amount=amount, source="certificate").model_dump()
+
+    def _refuse_certificate(self) -> Any:
+        raise ValueError("Too many certificates")
+
+    # -- steps of several tools --------------------------------------------------------------------------
+
+    def _flight(self, flight_number: str) -> Plain:
+        flight = self.look("flights", flight_number)
+        if flight is None:
+            raise ValueError(f"Flight {flight_number} not found")
+        return flight
+
+    def _flight_on(self, flight_number: str, date: str) -> Plain:
+        dates = self._flight(flight_number)["dates"]
+        if date not in dates:
+            raise ValueError(f"Flight {flight_number} not found on date {date}")
+        return dates[date]
+
+    @staticmethod
+    def _next_date(date: str, arrival: str) -> str:
+        """The date on which a traveller changes planes."""
+        return f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
+
+    def _book(self, flight: Any, cabin: str, seats: int) -> Plain:
+        """A flight of a reservation, where that many seats are free."""
+        number = self._part(flight, "flight_number")
+        known = self._flight(number)
+        date = self._part(flight, "date")
+        on_date = self._flight_on(number, date)
+        if on_date["status"] != "available":
+            raise ValueError(f"Flight {number} not available on date {date}")
+        if on_date["available_seats"][cabin] < seats:
+            raise ValueError(f"Not enough seats on flight {number}")
+        route = {name: known[name] for name in ("origin", "destination")}
+        return self._to_booked(flight, {"price": on_date["prices"][cabin], **route})
+
+    def _pay(self, user_id: str, payments: list[Plain], price: int) -> Plain:
+        """Check that the payments cover the price, and take them from the user's balances."""
+        methods = self._user(user_id)["payment_methods"]
+        for payment in payments:
+            payment_id, amount = payment["payment_id"], payment["amount"]
+            if payment_id not in methods:
+                raise ValueError(f"Payment method {payment_id} not found")
+            method = methods[payment_id]
+            if method["source"] in ("gift_card", "certificate") and method["amount"] < amount:
+                raise ValueError(f"Not enough balance in payment method {payment_id}")
+        paid = sum(payment["amount"] for payment in payments)
+        if paid != price:
+            raise ValueError(f"Payment amount does not add up, total price is {price}, but paid {paid}")
+        user = self.touch("users", user_id)
+        for payment in payments:
+            method = user["payment_methods"][payment["payment_id"]]
+            if method["source"] == "gift_card":
+                method["amount"] -= payment["amount"]
+            elif method["source"] == "certificate":
+                del user["payment_methods"][payment["payment_id"]]
+        return user
+
+    def _pay_update(self, reservation_id: str, payment_id: str, price: int) -> Plain:
+        """Pay for a change of a reservation, which is returned to be changed."""
+        user_id = self._reservation(reservation_id)["user_id"]
         methods = self._user(user_id)["payment_methods"]
         if payment_id not in methods:
             raise ValueError("Payment method not found")
@@ -264,7 +328,11 @@ class AirlineTools(Toolkit):
             if method["amount"] < price:
                 raise ValueError("Gift card balance is not enough")
             self.touch("users", user_id)["payment_methods"][payment_id]["amount"] -= price
-        return Payment(payment_id=payment_id, amount=price).model_dump() if price != 0 else None
+        payment = self._to_payment(payment_id, price) if price != 0 else None
+        reservation = self.touch("reservations", reservation_id)
+        if payment is not None:
+            reservation["payment_history"].append(payment)
+        return reservation
 
     # -- the tools, in the order they are offered --------------------------------------------------------
 
@@ -298,69 +366,40 @@ class AirlineTools(Toolkit):
             nonfree_baggages: How many of them are to be paid.
             insurance: Whether to insure the trip.
         """
-        wanted: Any = _read_all(FlightInfo, flights)
-        travellers: Any = _read_all(Passenger, passengers)
-        payments: Any = _read_all(Payment, payment_methods)
-        user = self._user(user_id)
-        reservation_id = next((name for name in RESERVATION_IDS if name not in self.reservations), None)
-        if reservation_id is None:
-            raise ValueError("Too many reservations")
-        reservation = Reservation(
-            reservation_id=reservation_id,
-            user_id=user_id,
-            origin=origin,
-            destination=destination,
-            flight_type=flight_type,
-            cabin=cabin,
-            flights=[],
-            passengers=travellers,
-            payment_history=payments,
-            created_at=NOW,
-            total_baggages=total_baggages,
-            nonfree_baggages=nonfree_baggages,
-            insurance=insurance,
+        wanted: Any = self._read_all(FlightInfo, flights)
+        travellers: Any = self._read_all(Passenger, passengers)
+        payments: Any = self._read_all(Payment, payment_methods)
+        self._user(user_id)
+        reservation_id = self._choose_id()
+        reservation = self._to_reservation(
+            {
+                "reservation_id": reservation_id,
+                "user_id": user_id,
+                "origin": origin,
+                "destination": destination,
+                "flight_type": flight_type,
+                "cabin": cabin,
+                "flights": [],
+                "passengers": travellers,
+                "payment_history": payments,
+                "created_at": TABLES["now"],
+                "total_baggages": total_baggages,
+                "nonfree_baggages": nonfree_baggages,
+                "insurance": insurance,
+            }
         )
         seats = len(travellers)
-        price = 0
-        for flight in wanted:
-            on_date = self._bookable(flight.flight_number, flight.date, cabin, seats)
-            base = self._flight(flight.flight_number)
-            reservation.flights.append(
-                ReservationFlight(
-                    flight_number=flight.flight_number,
-                    origin=base["origin"],
-                    destination=base["destination"],
-                    date=flight.date,
-                    price=on_date["prices"][cabin],
-                )
-            )
-            price += on_date["prices"][cabin] * seats
+        booked = reservation["flights"] = [self._book(flight, cabin, seats) for flight in wanted]
+        price = sum(flight["price"] * seats for flight in booked)
         if insurance == "yes":
             price += 30 * seats
         price += 50 * nonfree_baggages
-        for payment in payments:
-            if payment.payment_id not in user["payment_methods"]:
-                raise ValueError(f"Payment method {payment.payment_id} not found")
-            method = user["payment_methods"][payment.payment_id]
-            if method["source"] in ("gift_card", "certificate") and method["amount"] < payment.amount:
-                raise ValueError(f"Not enough balance in payment method {payment.payment_id}")
-        paid = sum(payment.amount for payment in payments)
-        if paid != price:
-            raise ValueError(f"Payment amount does not add up, total price is {price}, but paid {paid}")
-
-        user = self.touch("users", user_id)
-        for payment in payments:
-            method = user["payment_methods"][payment.payment_id]
-            if method["source"] == "gift_card":
-                method["amount"] -= payment.amount
-            elif method["source"] == "certificate":
-                user["payment_methods"].pop(payment.payment_id)
-        for flight in wanted:
-            self._take_seats(flight.flight_number, flight.date, cabin, seats)
-        record = reservation.model_dump()
-        self.lay("reservations", reservation_id, record)
+        user = self._pay(user_id, reservation["payment_history"], price)
+        for flight in booked:
+            self._take_seats(flight["flight_number"], flight["date"], cabin, seats)
+        self.lay("reservations", reservation_id, reservation)
         user["reservations"].append(reservation_id)
-        return record
+        return reservation
 
     @tool
     def calculate(self, expression: str) -> str:
@@ -369,8 +408,6 @@ class AirlineTools(Toolkit):
         Args:
             expression: Numbers, + - * / and parentheses.
         """
-        if not all(char in ALLOWED for char in expression):
-            raise ValueError("Invalid characters in expression")
         return work_out(expression)
 
     @tool(writes=True)
@@ -394,7 +431,7 @@ class AirlineTools(Toolkit):
         Args:
             reservation_id: Id of the reservation.
         """
-        return self._reservation(reservation_id)
+        return self._show_reservation(reservation_id)
 
     @tool
     def get_user_details(self, user_id: str) -> Plain:
@@ -408,7 +445,7 @@ class AirlineTools(Toolkit):
     @tool
     def list_all_airports(self) -> list[Plain]:
         """List all airports and their cities."""
-        return [{"iata": code, "city": city} for code, city in AIRPORTS.items()]
+        return self._show_airports()
 
     @tool
     def search_direct_flight(self, origin: str, destination: str, date: str) -> list[Plain]:
@@ -430,15 +467,7 @@ class AirlineTools(Toolkit):
             destination: Airport code to arrive at.
             date: Date as YYYY-MM-DD.
         """
-        found: list[list[Plain]] = []
-        for first in self._search(date, origin, None):
-            first["date"] = date
-            arrival = first["scheduled_arrival_time_est"]
-            next_date = f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
-            for second in self._search(next_date, first["destination"], destination, arrival):
-                second["date"] = next_date
-                found.append([first, second])
-        return found
+        return self._search_pairs(origin, destination, date)
 
     @tool(writes=True)
     def send_certificate(self, user_id: str, amount: int) -> str:
@@ -449,11 +478,12 @@ class AirlineTools(Toolkit):
             amount: What it is worth.
         """
         methods = self._user(user_id)["payment_methods"]
-        payment_id = next((name for name in CERTIFICATE_IDS if name not in methods), None)
+        ids: list[str] = TABLES["certificate_ids"]
+        payment_id = next((name for name in ids if name not in methods), None)
         if payment_id is None:
-            raise ValueError("Too many certificates")
-        certificate = Certificate(id=payment_id, amount=amount, source="certificate")
-        self.touch("users", user_id)["payment_methods"][payment_id] = certificate.model_dump()
+            return self._refuse_certificate()
+        certificate = self._to_certificate(payment_id, amount)
+        self.touch("users", user_id)["payment_methods"][payment_id] = certificate
         return f"Certificate {payment_id} added to user {user_id} with amount {amount}."
 
     @tool
@@ -480,10 +510,7 @@ class AirlineTools(Toolkit):
         reservation = self._reservation(reservation_id)
         self._user(reservation["user_id"])
         price = 50 * max(0, nonfree_baggages - reservation["nonfree_baggages"])
-        payment = self._pay_for_update(reservation["user_id"], payment_id, price)
-        reservation = self.touch("reservations", reservation_id)
-        if payment is not None:
-            reservation["payment_history"].append(payment)
+        reservation = self._pay_update(reservation_id, payment_id, price)
         reservation["total_baggages"] = total_baggages
         reservation["nonfree_baggages"] = nonfree_baggages
         return reservation
@@ -504,7 +531,7 @@ class AirlineTools(Toolkit):
             flights: Number and date of every flight of the new reservation, unchanged ones included.
             payment_id: What pays, or receives, the difference in price.
         """
-        wanted: Any = _read_all(FlightInfo, flights)
+        wanted: Any = self._read_all(FlightInfo, flights)
         reservation = self._reservation(reservation_id)
         self._user(reservation["user_id"])
         seats = len(reservation["passengers"])
@@ -514,34 +541,19 @@ class AirlineTools(Toolkit):
                 (
                     held
                     for held in reservation["flights"]
-                    if held["flight_number"] == flight.flight_number
-                    and held["date"] == flight.date
+                    if held["flight_number"] == self._part(flight, "flight_number")
+                    and held["date"] == self._part(flight, "date")
                     and cabin == reservation["cabin"]
                 ),
                 None,
             )
-            if kept is not None:
-                booked.append(dict(kept))
-                continue
-            base = self._flight(flight.flight_number)
-            on_date = self._bookable(flight.flight_number, flight.date, cabin, seats)
-            booked.append(
-                {
-                    "flight_number": flight.flight_number,
-                    "origin": base["origin"],
-                    "destination": base["destination"],
-                    "date": flight.date,
-                    "price": on_date["prices"][cabin],
-                }
-            )
+            booked.append(self._book(flight, cabin, seats) if kept is None else self._to_booked(flight, kept))
         before = sum(held["price"] for held in reservation["flights"])
         price = (sum(item["price"] for item in booked) - before) * seats
-        payment = self._pay_for_update(reservation["user_id"], payment_id, price)
-        reservation = self.touch("reservations", reservation_id)
-        if payment is not None:
-            reservation["payment_history"].append(payment)
+        reservation = self._pay_update(reservation_id, payment_id, price)
         reservation["flights"] = booked
-        reservation["cabin"] = cabin
+        if not self.keeps_cabin:
+            reservation["cabin"] = cabin
         return reservation
 
     @tool(writes=True)
@@ -554,12 +566,12 @@ class AirlineTools(Toolkit):
             reservation_id: Id of the reservation.
             passengers: First name, last name and date of birth of each passenger.
         """
-        travellers: Any = _read_all(Passenger, passengers)
+        travellers: Any = self._read_all(Passenger, passengers)
         reservation = self._reservation(reservation_id)
         if len(travellers) != len(reservation["passengers"]):
             raise ValueError("Number of passengers does not match")
         reservation = self.touch("reservations", reservation_id)
-        reservation["passengers"] = _to_plain(travellers)
+        reservation["passengers"] = self._to_passengers(travellers)
         return reservation
 
     @tool

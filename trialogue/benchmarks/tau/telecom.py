@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from trialogue.benchmarks.tau2.phone import Phone
+from trialogue.benchmarks.tau.phone import Phone
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.database import Table
 from trialogue.world.tools import tool

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.benchmarks import tau2
 from trialogue.benchmarks.folder import read_json, read_lines
 from trialogue.benchmarks.recorded import Recorded
-from trialogue.benchmarks.tau2.data import to_task
-from trialogue.benchmarks.tau2.grade import ENDS_GRADED, judge_state, premature
-from trialogue.benchmarks.tau2.world import Tau2Domain, Tau2Environment, to_turns
+from trialogue.benchmarks.tau import tau2
+from trialogue.benchmarks.tau.tau2.data import to_task
+from trialogue.benchmarks.tau.tau2.grade import ENDS_GRADED, judge_state, premature
+from trialogue.benchmarks.tau.tau2.world import Tau2Domain, Tau2Environment, to_turns
 from trialogue.errors import ConfigError, DomainError
 from trialogue.reading import reading
 from trialogue.task import Task

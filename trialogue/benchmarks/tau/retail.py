@@ -1,18 +1,18 @@
-"""TAU2 retail: the records of the shop and the sixteen tools over them.
+"""The shop of TAU-bench: its records and the sixteen tools over them.
 
-The class is named as its authors name theirs, because Python puts the name into the text of argument errors
-that the agent reads.
+The class has the name that its authors gave theirs, because Python puts the name into the text of argument
+errors, which the agent reads.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel
 
-from trialogue.benchmarks.arithmetic import ALLOWED
-from trialogue.benchmarks.arithmetic import calculate as work_out
+from trialogue.benchmarks.tau.arithmetic import calculate as work_out
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.database import Table
 from trialogue.world.tools import tool
@@ -116,58 +116,101 @@ class Order(BaseModel):
     return_payment_method_id: str | None = None
 
 
-def _payment(kind: str, amount: Any, method: Any) -> Plain:
-    return {"transaction_type": kind, "amount": amount, "payment_method_id": method}
-
-
-def _is_gift_card(method: Plain) -> bool:
-    return method["source"] == "gift_card"
+class NotHeld(ValueError):
+    """The order does not hold an item. The text may begin with the item's id."""
 
 
 def _add_balance(method: Plain, amount: float) -> None:
-    method["balance"] += amount
-    method["balance"] = round(method["balance"], 2)
+    method["balance"] = round(method["balance"] + amount, 2)
 
 
 class RetailTools(Toolkit):
+    """The tools as in TAU2."""
+
     products: Table[Plain]
     users: Table[Plain]
     orders: Table[Plain]
 
     shapes = {"products": Product, "users": User, "orders": Order}
 
-    # -- looking records up ------------------------------------------------------------------------------
+    # -- what the first TAU-bench does differently -------------------------------------------------------
 
-    def _order(self, order_id: str) -> Plain:
-        order = self.look("orders", order_id)
-        if order is None:
-            raise ValueError("Order not found")
+    reasons: ClassVar[Collection[str]] = frozenset({"no longer needed", "ordered by mistake"})
+    must_differ: ClassVar[bool] = True
+    """Whether items of a pending order may not be changed to themselves."""
+    not_held: ClassVar[str] = "Number of {item_id} not found."
+    not_matching: ClassVar[str] = "The number of items to be exchanged should match."
+    no_variant: ClassVar[str] = "Variant not found"
+    not_returnable: ClassVar[str] = "Some item not found"
+    not_original: ClassVar[str] = "Payment method should be the original payment method"
+
+    def _open_order(self, order_id: str) -> Plain:
+        """An order whose address or payment may be changed."""
+        order = self._order(order_id)
+        if "pending" not in order["status"]:
+            raise ValueError("Non-pending order cannot be modified")
         return order
 
+    def _is_gift_card(self, order: Plain, payment_method_id: str) -> bool:
+        return self._payment_method(order, payment_method_id)["source"] == "gift_card"
+
+    def _to_payment(self, kind: str, amount: float, method: str) -> Plain:
+        return {"transaction_type": kind, "amount": float(amount), "payment_method_id": method}
+
+    def _to_address(self, **fields: str) -> Plain:
+        return UserAddress(**fields).model_dump()
+
+    def _choose_variant(self, item: Plain, new_item_id: str, last: Plain) -> Plain:
+        """The benchmark gives every changed item the price and options of the last new one."""
+        return last
+
+    # -- steps of several tools --------------------------------------------------------------------------
+
+    def _find(self, table: str, noun: str, key: str) -> Plain:
+        found = self.look(table, key)
+        if found is None:
+            raise ValueError(f"{noun} not found")
+        return found
+
+    def _order(self, order_id: str) -> Plain:
+        return self._find("orders", "Order", order_id)
+
     def _user(self, user_id: str) -> Plain:
-        user = self.look("users", user_id)
-        if user is None:
-            raise ValueError("User not found")
-        return user
+        return self._find("users", "User", user_id)
 
     def _product(self, product_id: str) -> Plain:
-        product = self.look("products", product_id)
-        if product is None:
-            raise ValueError("Product not found")
-        return product
+        return self._find("products", "Product", product_id)
 
-    def _payment_method(self, user_id: str, payment_method_id: str) -> Plain:
-        methods = self._user(user_id)["payment_methods"]
+    def _order_of(self, order_id: str, status: str, verb: str) -> Plain:
+        """An order of that status."""
+        order = self._order(order_id)
+        if order["status"] != status:
+            raise ValueError(f"Non-{status} order cannot be {verb}")
+        return order
+
+    def _payment_method(self, order: Plain, payment_method_id: str) -> Plain:
+        methods = self._user(order["user_id"])["payment_methods"]
         if payment_method_id not in methods:
             raise ValueError("Payment method not found")
         return methods[payment_method_id]
 
-    def _own_payment_method(self, user_id: str, payment_method_id: str) -> Plain:
-        """A payment method whose balance may be changed."""
-        return self.touch("users", user_id)["payment_methods"][payment_method_id]
+    def _check_balance(self, method: Plain, amount: float, purpose: str) -> None:
+        if method["source"] == "gift_card" and method["balance"] < amount:
+            raise ValueError(f"Insufficient gift card balance to pay for the {purpose}")
+
+    def _change_balance(self, order: Plain, payment_method_id: str, amount: float) -> None:
+        """Put an amount on a gift card."""
+        methods = self.touch("users", order["user_id"])["payment_methods"]
+        _add_balance(methods[payment_method_id], amount)
+
+    def _check_held(self, order: Plain, item_ids: list[str], text: str) -> None:
+        held = [item["item_id"] for item in order["items"]]
+        for item_id in item_ids:
+            if item_ids.count(item_id) > held.count(item_id):
+                raise NotHeld(text.format(item_id=item_id))
 
     def _price_difference(
-        self, order: Plain, item_ids: list[str], new_item_ids: list[str], must_differ: bool
+        self, order: Plain, item_ids: list[str], new_item_ids: list[str], must_differ: bool = False
     ) -> tuple[float, Plain]:
         """What the new items cost more than the old ones, and the last new variant."""
         difference: float = 0
@@ -178,7 +221,7 @@ class RetailTools(Toolkit):
             item = next(item for item in order["items"] if item["item_id"] == item_id)
             variants = self._product(item["product_id"])["variants"]
             if new_item_id not in variants:
-                raise ValueError("Variant not found")
+                raise ValueError(self.no_variant.format(item_id=new_item_id))
             variant = variants[new_item_id]
             if not variant["available"]:
                 raise ValueError(f"New item {new_item_id} not found or available")
@@ -194,8 +237,6 @@ class RetailTools(Toolkit):
         Args:
             expression: Numbers, + - * / and parentheses.
         """
-        if not all(char in ALLOWED for char in expression):
-            raise ValueError("Invalid characters in expression")
         return work_out(expression)
 
     @tool(writes=True)
@@ -206,17 +247,16 @@ class RetailTools(Toolkit):
             order_id: Id of the order, with its leading '#'.
             reason: Either 'no longer needed' or 'ordered by mistake'.
         """
-        if self._order(order_id)["status"] != "pending":
-            raise ValueError("Non-pending order cannot be cancelled")
-        if reason not in {"no longer needed", "ordered by mistake"}:
+        self._order_of(order_id, "pending", "cancelled")
+        if reason not in self.reasons:
             raise ValueError("Invalid reason")
         order = self.touch("orders", order_id)
         refunds: list[Plain] = []
         for payment in order["payment_history"]:
             paid_with = payment["payment_method_id"]
-            refunds.append(_payment("refund", payment["amount"], paid_with))
-            if _is_gift_card(self._payment_method(order["user_id"], paid_with)):
-                _add_balance(self._own_payment_method(order["user_id"], paid_with), payment["amount"])
+            refunds.append(self._to_payment("refund", payment["amount"], paid_with))
+            if self._is_gift_card(order, paid_with):
+                self._change_balance(order, paid_with, payment["amount"])
         order["status"] = "cancelled"
         order["cancel_reason"] = reason
         order["payment_history"].extend(refunds)
@@ -234,20 +274,14 @@ class RetailTools(Toolkit):
             new_item_ids: Ids of the items wanted instead, in the same order.
             payment_method_id: What pays, or receives, the difference in price.
         """
-        order = self._order(order_id)
-        if order["status"] != "delivered":
-            raise ValueError("Non-delivered order cannot be exchanged")
-        held = [item["item_id"] for item in order["items"]]
-        for item_id in item_ids:
-            if item_ids.count(item_id) > held.count(item_id):
-                raise ValueError(f"Number of {item_id} not found.")
+        order = self._order_of(order_id, "delivered", "exchanged")
+        self._check_held(order, item_ids, self.not_held)
         if len(item_ids) != len(new_item_ids):
-            raise ValueError("The number of items to be exchanged should match.")
-        difference, _ = self._price_difference(order, item_ids, new_item_ids, must_differ=False)
+            raise ValueError(self.not_matching)
+        difference, _ = self._price_difference(order, item_ids, new_item_ids)
         difference = round(difference, 2)
-        method = self._payment_method(order["user_id"], payment_method_id)
-        if _is_gift_card(method) and method["balance"] < difference:
-            raise ValueError("Insufficient gift card balance to pay for the price difference")
+        method = self._payment_method(order, payment_method_id)
+        self._check_balance(method, difference, "price difference")
         order = self.touch("orders", order_id)
         order["status"] = "exchange requested"
         order["exchange_items"] = sorted(item_ids)
@@ -351,13 +385,12 @@ class RetailTools(Toolkit):
             country: Country.
             zip: Zip code.
         """
-        if "pending" not in self._order(order_id)["status"]:
-            raise ValueError("Non-pending order cannot be modified")
-        address = UserAddress(
+        self._open_order(order_id)
+        address = self._to_address(
             address1=address1, address2=address2, city=city, state=state, country=country, zip=zip
         )
         order = self.touch("orders", order_id)
-        order["address"] = address.model_dump()
+        order["address"] = address
         return order
 
     @tool(writes=True)
@@ -372,30 +405,24 @@ class RetailTools(Toolkit):
             new_item_ids: Ids of the items wanted instead, in the same order.
             payment_method_id: What pays, or receives, the difference in price.
         """
-        order = self._order(order_id)
-        if order["status"] != "pending":
-            raise ValueError("Non-pending order cannot be modified")
-        held = [item["item_id"] for item in order["items"]]
-        for item_id in item_ids:
-            if item_ids.count(item_id) > held.count(item_id):
-                raise ValueError(f"{item_id} not found")
+        order = self._order_of(order_id, "pending", "modified")
+        self._check_held(order, item_ids, "{item_id} not found")
         if len(item_ids) != len(new_item_ids):
             raise ValueError("The number of items to be exchanged should match")
-        difference, last = self._price_difference(order, item_ids, new_item_ids, must_differ=True)
-        method = self._payment_method(order["user_id"], payment_method_id)
-        if _is_gift_card(method) and method["balance"] < difference:
-            raise ValueError("Insufficient gift card balance to pay for the new item")
+        difference, last = self._price_difference(order, item_ids, new_item_ids, self.must_differ)
+        method = self._payment_method(order, payment_method_id)
+        self._check_balance(method, difference, "new item")
         order = self.touch("orders", order_id)
         kind = "payment" if difference > 0 else "refund"
-        order["payment_history"].append(_payment(kind, float(abs(difference)), payment_method_id))
-        if _is_gift_card(method):
-            _add_balance(self._own_payment_method(order["user_id"], payment_method_id), -difference)
+        order["payment_history"].append(self._to_payment(kind, abs(difference), payment_method_id))
+        if method["source"] == "gift_card":
+            self._change_balance(order, payment_method_id, -difference)
         for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):
             item = next(item for item in order["items"] if item["item_id"] == item_id)
+            variant = self._choose_variant(item, new_item_id, last)
             item["item_id"] = new_item_id
-            # The benchmark gives every changed item the price and options of the last new one.
-            item["price"] = last["price"]
-            item["options"] = dict(last["options"])
+            item["price"] = variant["price"]
+            item["options"] = dict(variant["options"])
         order["status"] = "pending (item modified)"
         return order
 
@@ -407,10 +434,8 @@ class RetailTools(Toolkit):
             order_id: Id of the order, with its leading '#'.
             payment_method_id: The method to pay with instead.
         """
-        order = self._order(order_id)
-        if "pending" not in order["status"]:
-            raise ValueError("Non-pending order cannot be modified")
-        method = self._payment_method(order["user_id"], payment_method_id)
+        order = self._open_order(order_id)
+        method = self._payment_method(order, payment_method_id)
         history = order["payment_history"]
         if len(history) != 1 or history[0]["transaction_type"] != "payment":
             raise ValueError("There should be exactly one payment for a pending order")
@@ -418,17 +443,16 @@ class RetailTools(Toolkit):
         if before == payment_method_id:
             raise ValueError("The new payment method should be different from the current one")
         amount = history[0]["amount"]
-        if _is_gift_card(method) and method["balance"] < amount:
-            raise ValueError("Insufficient gift card balance to pay for the order")
+        self._check_balance(method, amount, "order")
         order = self.touch("orders", order_id)
         order["payment_history"] += [
-            _payment("payment", amount, payment_method_id),
-            _payment("refund", amount, before),
+            self._to_payment("payment", amount, payment_method_id),
+            self._to_payment("refund", amount, before),
         ]
-        if _is_gift_card(method):
-            _add_balance(self._own_payment_method(order["user_id"], payment_method_id), -amount)
-        if _is_gift_card(self._payment_method(order["user_id"], before)):
-            _add_balance(self._own_payment_method(order["user_id"], before), amount)
+        if method["source"] == "gift_card":
+            self._change_balance(order, payment_method_id, -amount)
+        if self._is_gift_card(order, before):
+            self._change_balance(order, before, amount)
         return order
 
     @tool(writes=True)
@@ -447,11 +471,11 @@ class RetailTools(Toolkit):
             zip: Zip code.
         """
         self._user(user_id)
-        address = UserAddress(
+        address = self._to_address(
             address1=address1, address2=address2, city=city, state=state, country=country, zip=zip
         )
         user = self.touch("users", user_id)
-        user["address"] = address.model_dump()
+        user["address"] = address
         return user
 
     @tool(writes=True)
@@ -465,17 +489,12 @@ class RetailTools(Toolkit):
             item_ids: Ids of the items to return; one may occur several times.
             payment_method_id: What receives the refund: the original method or a gift card.
         """
-        order = self._order(order_id)
-        if order["status"] != "delivered":
-            raise ValueError("Non-delivered order cannot be returned")
-        method = self._payment_method(order["user_id"], payment_method_id)
+        order = self._order_of(order_id, "delivered", "returned")
+        self._payment_method(order, payment_method_id)
         paid_with = order["payment_history"][0]["payment_method_id"]
-        if not _is_gift_card(method) and payment_method_id != paid_with:
-            raise ValueError("Payment method should be the original payment method")
-        held = [item["item_id"] for item in order["items"]]
-        for item_id in item_ids:
-            if item_ids.count(item_id) > held.count(item_id):
-                raise ValueError("Some item not found")
+        if not self._is_gift_card(order, payment_method_id) and payment_method_id != paid_with:
+            raise ValueError(self.not_original)
+        self._check_held(order, item_ids, self.not_returnable)
         order = self.touch("orders", order_id)
         order["status"] = "return requested"
         order["return_items"] = sorted(item_ids)

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from trialogue.benchmarks.tau2.judge import ask_judge
-from trialogue.benchmarks.tau2.world import Tau2Domain, Tau2Environment
+from trialogue.benchmarks.tau.tau2.judge import ask_judge
+from trialogue.benchmarks.tau.tau2.world import Tau2Domain, Tau2Environment
 from trialogue.benchmarks.toolkit import kind_of
 from trialogue.errors import GradeError
 from trialogue.messages import ToolCall

@@ -1,6 +1,6 @@
-"""The `calculate` tool of TAU-bench: the four operations on numbers, worked out without evaluating code.
+"""The `calculate` tool of TAU-bench: arithmetic on numbers, without evaluating code.
 
-Texts of errors are those Python gives for the same expression, since the benchmarks show them to the agent.
+Error texts are those of Python for the same expression, because the benchmarks show them to the agent.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-ALLOWED = frozenset("0123456789+-*/(). ")
+_ALLOWED = frozenset("0123456789+-*/(). ")
 _BITS = 100_000
-"""Powers beyond this many bits are refused: no float holds them, and working them out could take for ever."""
+"""Powers beyond this many bits are refused: no float holds them, and computing them could take too long."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -25,11 +25,13 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos,
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression, rounded to cents. The characters are the caller's to check.
+    """The value of an expression, rounded to cents.
 
     >>> calculate("(3 + 4) * 1.5")
     '10.5'
     """
+    if not all(char in _ALLOWED for char in expression):
+        raise ValueError("Invalid characters in expression")
     tree = ast.parse(expression.lstrip(" \t"), "<string>", mode="eval")
     return str(round(float(_value(tree.body)), 2))
 

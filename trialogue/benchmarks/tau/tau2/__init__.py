@@ -10,15 +10,15 @@ from typing import Any, cast
 
 from trialogue.benchmarks.folder import DATA, Missing, find_file, find_version, read_data, read_text
 from trialogue.benchmarks.rules import BenchmarkRules, count_messages
-from trialogue.benchmarks.tau2 import data as files
-from trialogue.benchmarks.tau2.airline import AirlineTools
-from trialogue.benchmarks.tau2.grade import grade
-from trialogue.benchmarks.tau2.mock import MockTools, MockUserTools
-from trialogue.benchmarks.tau2.retail import RetailTools
-from trialogue.benchmarks.tau2.telecom import TelecomTools, keep_in_step, key_lists
-from trialogue.benchmarks.tau2.telecom_user import TelecomUserTools
-from trialogue.benchmarks.tau2.wording import apply, find_wording
-from trialogue.benchmarks.tau2.world import Tau2Domain
+from trialogue.benchmarks.tau.airline import AirlineTools
+from trialogue.benchmarks.tau.mock import MockTools, MockUserTools
+from trialogue.benchmarks.tau.retail import RetailTools
+from trialogue.benchmarks.tau.tau2 import data as files
+from trialogue.benchmarks.tau.tau2.grade import grade
+from trialogue.benchmarks.tau.tau2.wording import apply, find_wording
+from trialogue.benchmarks.tau.tau2.world import Tau2Domain
+from trialogue.benchmarks.tau.telecom import TelecomTools, keep_in_step, key_lists
+from trialogue.benchmarks.tau.telecom_user import TelecomUserTools
 from trialogue.benchmarks.toolkit import Toolkit, to_raw_tools
 from trialogue.errors import ConfigError
 from trialogue.reading import reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trialogue.benchmarks.tau2.phone import APNSettings, NetworkModePreference, Phone
+from trialogue.benchmarks.tau.phone import APNSettings, NetworkModePreference, Phone
 from trialogue.world.tools import tool
 
 _ADVICE = {

@@ -7,46 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from trialogue.benchmarks.tau.tau1.tools import TRANSFER
 from trialogue.benchmarks.toolkit import Toolkit
 from trialogue.task import Side, Task
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.tools import Tool, ToolResult
 
-TRANSFER = "transfer_to_human_agents"
-"""The tool that ends a conversation."""
 RESPOND = "respond"
-
-
-def to_hashable(value: Any) -> Any:
-    """Dictionaries as sorted pairs, lists as tuples: what the benchmark writes out and hashes."""
-    if isinstance(value, dict):
-        pairs = sorted(cast("dict[str, Any]", value).items())
-        return tuple((key, to_hashable(inner)) for key, inner in pairs)
-    if isinstance(value, list):
-        return tuple(to_hashable(inner) for inner in cast("list[Any]", value))
-    return value
-
-
-class Tau1Toolkit(Toolkit):
-    """A database kept as it is read: nothing is normalised."""
-
-    generic = frozenset({"calculate", "think", TRANSFER})
-
-    @staticmethod
-    def write(value: Any) -> str:
-        return repr(to_hashable(value))
-
-    @staticmethod
-    def bind(parts: list[tuple[str, str]]) -> str:
-        inner = ", ".join(f"({name!r}, {text})" for name, text in parts)
-        return f"({inner},)" if len(parts) == 1 else f"({inner})"
-
-    def need(self, table: str, key: str, noun: str) -> Any:
-        """A record for reading, or the benchmark's complaint."""
-        found = self.look(table, key)
-        if found is None:
-            raise ValueError(f"{noun} not found")
-        return found
 
 
 @dataclass(slots=True)
@@ -98,7 +65,10 @@ class Tau1Environment(Environment):
         try:
             result = tool.run(self.toolkit, arguments)
         except Exception as error:  # noqa: BLE001 - the benchmark shows any exception to the caller
-            return ToolResult(f"Error: {error}", True, tool.ends)
+            text = str(error)
+            if type(error) is ValueError:  # a complaint, which TAU2 begins with a capital
+                text = text[:1].lower() + text[1:]
+            return ToolResult(f"Error: {text}", True, tool.ends)
         return ToolResult(result if isinstance(result, str) else self.toolkit.show(result), False, tool.ends)
 
     def reopen(self) -> Tau1Environment:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trialogue.benchmarks import tau1
 from trialogue.benchmarks.folder import read_lines
 from trialogue.benchmarks.recorded import Recorded
-from trialogue.benchmarks.tau1.data import to_task
-from trialogue.benchmarks.tau1.grade import judge_outcome
-from trialogue.benchmarks.tau1.world import Tau1Domain
+from trialogue.benchmarks.tau import tau1
+from trialogue.benchmarks.tau.tau1.data import to_task
+from trialogue.benchmarks.tau.tau1.grade import judge_outcome
+from trialogue.benchmarks.tau.tau1.world import Tau1Domain
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.reading import reading
