@@ -116,6 +116,9 @@ class Order(BaseModel):
     return_payment_method_id: str | None = None
 
 
+ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
+
+
 class NotHeld(ValueError):
     """The order does not hold an item. The text may begin with the item's id."""
 
@@ -157,7 +160,8 @@ class RetailTools(Toolkit):
     def _to_payment(self, kind: str, amount: float, method: str) -> Plain:
         return {"transaction_type": kind, "amount": float(amount), "payment_method_id": method}
 
-    def _to_address(self, **fields: str) -> Plain:
+    def _to_address(self, *values: str) -> Plain:
+        fields = dict(zip(ADDRESS, values, strict=True))
         return UserAddress(**fields).model_dump()
 
     def _choose_variant(self, item: Plain, new_item_id: str, last: Plain) -> Plain:
@@ -386,9 +390,7 @@ class RetailTools(Toolkit):
             zip: Zip code.
         """
         self._open_order(order_id)
-        address = self._to_address(
-            address1=address1, address2=address2, city=city, state=state, country=country, zip=zip
-        )
+        address = self._to_address(address1, address2, city, state, country, zip)
         order = self.touch("orders", order_id)
         order["address"] = address
         return order
@@ -471,9 +473,7 @@ class RetailTools(Toolkit):
             zip: Zip code.
         """
         self._user(user_id)
-        address = self._to_address(
-            address1=address1, address2=address2, city=city, state=state, country=country, zip=zip
-        )
+        address = self._to_address(address1, address2, city, state, country, zip)
         user = self.touch("users", user_id)
         user["address"] = address
         return user

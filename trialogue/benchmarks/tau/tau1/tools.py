@@ -86,8 +86,8 @@ class RetailTools(Tau1Toolkit, retail.RetailTools):
     def _to_payment(self, kind: str, amount: float, method: str) -> Plain:
         return {"transaction_type": kind, "amount": amount, "payment_method_id": method}
 
-    def _to_address(self, **fields: str) -> Plain:
-        return fields
+    def _to_address(self, *values: str) -> Plain:
+        return dict(zip(retail.ADDRESS, values, strict=True))
 
     def _choose_variant(self, item: Plain, new_item_id: str, last: Plain) -> Plain:
         return self._product(item["product_id"])["variants"][new_item_id]
