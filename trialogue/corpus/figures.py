@@ -18,8 +18,7 @@ from trialogue.corpus import synthesize
 from trialogue.errors import RunError
 from trialogue.index import remake_index
 from trialogue.learn.checks import to_plain
-from trialogue.learn.collect import count_families
-from trialogue.learn.measure import measure
+from trialogue.learn.measure import count_families, measure
 from trialogue.reading import reading
 from trialogue.run import find_files, read_about, read_config, read_lines, read_seconds, read_trajectories
 from trialogue.score import evaluate
