@@ -1,0 +1,75 @@
+"""The verbs around a domain: start one, prove it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from trialogue.cli.options import DATA, JSON, Whole
+from trialogue.output import echo, echo_json
+
+
+@click.command("init")
+@click.argument("name")
+@JSON
+def init_verb(name: str, as_json: bool) -> None:
+    """Write a small working domain into a new folder NAME, to start from."""
+    from trialogue.world.scaffold import write_domain
+
+    files = write_domain(Path(name))
+    if as_json:
+        echo_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
+        return
+    for file in files:
+        echo(f"wrote {file}")
+    echo(f"next: trialogue check {name} && trialogue play {name}")
+
+
+@click.command("check")
+@click.argument("domain", required=False)
+@click.option("--tasks", "count", type=Whole(1), help="How many tasks; the domain's own default.")
+@click.option("--split", help="Only the tasks of this split.")
+@click.option("--seed", type=int, default=0, help="Seed of the tasks, where they are generated.")
+@click.option(
+    "--contamination",
+    nargs=2,
+    metavar="TRAIN TEST",
+    help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
+)
+@DATA
+@JSON
+def check_verb(
+    domain: str | None,
+    count: int | None,
+    split: str | None,
+    seed: int,
+    contamination: tuple[str, str] | None,
+    data: str | None,
+    as_json: bool,
+) -> None:
+    """Prove a DOMAIN: schemas are valid, every gold replay scores 1, every untouched state scores 0."""
+    if contamination is not None:
+        from trialogue.score.contamination import find_contamination
+
+        found = find_contamination(*contamination, data)
+        if as_json:
+            echo_json(found.to_data())
+            return
+        for name, others in found.pairs.items():
+            echo(f"{name}  {' '.join(others)}")
+        echo(found.to_line())
+        return
+    if domain is None:
+        raise click.UsageError("name a DOMAIN to check, or two sets with --contamination TRAIN TEST")
+    from trialogue.score.check import check
+    from trialogue.view.terminal import show_check
+    from trialogue.world.find import find_domain
+
+    checked = check(find_domain(domain, data), split, count, seed)
+    if as_json:
+        echo_json(checked.to_data())
+    else:
+        show_check(checked.to_data(), checked.played)
+    sys.exit(0 if checked.ok else 1)
