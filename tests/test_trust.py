@@ -36,6 +36,7 @@ from trialogue.config import (
 from trialogue.corpus.draft import write_folder
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError
+from trialogue.learn.train import train
 from trialogue.lines import read_lines, write_records
 from trialogue.run import Kind, Run
 from trialogue.score.evaluate import evaluate
@@ -181,6 +182,24 @@ def test_other_names_of_code(tmp_path: Path, ran: Path, monkeypatch: pytest.Monk
     assert "\x1b" not in told
     assert "\\x1b[2J.py" in told
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["advantage.name", "loss.name", "engine.name"])
+@pytest.mark.parametrize(("place", "code"), [("module:f", "the module module"), ("single.py:f", "single.py")])
+def test_every_setting_that_may_name_code_is_named_by_the_caller(
+    tmp_path: Path, ran: Path, name: str, place: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path, "train", f"{name}={place}")
+    told = refused("train", "--resume", "train")
+    assert code in told
+    assert f"add {name}={place} to allow it, or --trust" in told
+    with pytest.raises(ConfigError, match="--trust"):
+        asyncio.run(train(TrainConfig(), resume=Path("train")))
+    assert not ran.exists()
+    config = load_config(TrainConfig, None, [f"{name}={place}"])
+    assert [claim.settings for claim in find_claims(config)] == [{name: place}]
+    assert find_claims(config, {name}) == []
 
 
 SCENARIO = Scenario.model_validate(

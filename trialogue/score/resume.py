@@ -29,6 +29,7 @@ from trialogue.digests import has_digests, refuse_injured
 from trialogue.errors import ConfigError, RunError
 from trialogue.foreign import PHRASE, show_line
 from trialogue.run import Kind, read_about, read_config, refuse_taken
+from trialogue.seams import Seam
 from trialogue.world.find import find_code
 
 Ask = Callable[[str], bool]
@@ -130,6 +131,9 @@ def _is_named(key: str, named: Collection[str]) -> bool:
 
 
 def _find_code_claims(config: Section) -> Iterator[Claim]:
+    for key, value, seam in find_references(config):
+        if (code := seam.find_code(value)) is not None:
+            yield Claim(f"run {code}", {key: value}, runs_code=True)
     domain, data = getattr(config, "domain", None), getattr(config, "data", None)
     if domain is not None and (code := find_code(domain)) is not None:
         yield Claim(f"run {code}", {"domain": domain}, runs_code=True)
@@ -140,6 +144,17 @@ def _find_code_claims(config: Section) -> Iterator[Claim]:
         for name in (reference.rpartition("/")[0] for reference in against):
             if name and (code := find_code(name)) is not None:
                 yield Claim(f"run {code}", {"synthesize.against": against}, runs_code=True)
+
+
+def find_references(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Seam]]:
+    """The settings that may name code (those of the type `Reference`), with their values."""
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
+        if isinstance(value, Section):
+            yield from find_references(value, f"{key}.")
+        for seam in field.metadata:
+            if isinstance(seam, Seam) and value is not None:
+                yield key, value, seam
 
 
 def _find_endpoint_claims(section: Section, prefix: str = "") -> Iterator[Claim]:
