@@ -9,7 +9,7 @@ SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
-        test-shards test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
+        test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
         release clean
 
 help: ## list the targets
@@ -81,9 +81,6 @@ test-trl: .venv-trl/.stamp ## let TRL's trainer hold our conversations, and comp
 
 test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official client, and compare updates
 	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
-
-test-shards: $(STAMP) ## compare two processes under torchrun with one
-	$(BIN)/pytest tests/engine/test_shards.py tests/learn/test_torchrun.py -m slow $(ARGS)
 
 test-verl: .venv-verl/.stamp ## let verl on a local Ray hold our conversations, and compare rows and updates
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py $(ARGS)

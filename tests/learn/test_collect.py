@@ -346,8 +346,8 @@ def make_slow(wall: Path, file: Path) -> Path:
 async def test_nobody_samples_while_a_checkpoint_is_saved(
     train_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several processes refuse to save under open requests; one alone, which could, is made as strict here.
-    One conversation comes back to its agent while the weights change, and samples when they have."""
+    """An engine never has to save while it samples. The torch engine could, so it is made strict here. One
+    conversation comes back to its agent while the weights change, and samples after the change."""
     enter, sample = Gate.sample, TorchEngine.sample
     publish, save_state = TorchEngine.publish, TorchEngine.save_state
     changing = asyncio.Event()

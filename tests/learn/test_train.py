@@ -274,24 +274,6 @@ def test_a_trained_agent_speaks_where_and_as_it_learned(
     assert to_config(EvalConfig, None, (), None, {"agent": "oracle"}).limits == Limits()
 
 
-def test_all_processes_of_a_resumed_run_load_the_runs_own_model(
-    train_config: Configure, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = train_config(learner__model=str(trained), loss__kl=0.1, seed=5)
-    Run.create(config.run, "train", config.domain, config, config.seed).close("stopped")
-    followed: list[tuple[object, ...]] = []
-    monkeypatch.setattr("trialogue.learn.checkpoint.follow", lambda *given: followed.append(given))
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    done = CliRunner().invoke(main, ["train", "--trust", "--resume", str(tmp_path / "runs" / "train")])
-    assert (done.exit_code, followed) == (0, [(config.learner, 1, 5)])
-    (tmp_path / "other.toml").write_text("seed = 6\n", encoding="utf-8")
-    done = CliRunner().invoke(
-        main, ["train", str(tmp_path / "other.toml"), "--resume", str(tmp_path / "runs" / "train")]
-    )
-    assert (done.exit_code, len(followed)) == (2, 1)
-
-
 async def test_a_damaged_checkpoint_is_left_out(
     train_config: Configure, trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

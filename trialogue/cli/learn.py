@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +81,6 @@ def _learn(
     if file is not None and "=" in file:
         settings, file = (file, *settings), None
     config = to_config(kind, None, settings, file, {}, resume, trust=trust)
-    if int(os.environ.get("RANK", "0")) and "LOCAL_RANK" in os.environ:  # torchrun's others
-        from trialogue.learn.checkpoint import follow
-
-        follow(config.learner, int(verb.__name__ == "train" and config.loss.kl > 0), config.seed)
-        return
     title = f"trialogue {verb.__name__} · {config.domain} · {config.learner.model}"
     steps = config.training.steps if verb.__name__ == "train" else None
     trackers = Trackers(config.run.track)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -98,8 +97,8 @@ def find_keys(settings: Iterable[str]) -> set[str]:
 
 
 def find_ask() -> Callable[[str], bool] | None:
-    """A way to ask whoever sits at the terminal; none where nobody does, or torchrun has started several."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()) or "LOCAL_RANK" in os.environ:
+    """A way to ask whoever sits at the terminal; none where nobody does."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     return confirm
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from trialogue.engine.cpu.layers import LayerKernels, find_layer_kernels
 from trialogue.engine.cpu.linear import compute_linear, suits_onednn
 from trialogue.errors import EngineError
 
-Result = TypeVar("Result")
 IMPLEMENTATION = "trialogue"
 SUPPORTED = (
     "Supported are decoder-only transformers models with full causal attention in every layer "
@@ -69,8 +68,6 @@ class Wiring:
         self.plan: Plan | None = None
         self.fused: Fused | None = None  # the sampler's shorter way
         self.learns_fused = False  # whether an update goes that way, too
-        self.root: Any = None  # where weights are sharded: the module whose forward pass brings them together
-        self._inside = False
         AttentionInterface.register(IMPLEMENTATION, planned_attention)
         try:
             model.set_attn_implementation(IMPLEMENTATION)
@@ -124,21 +121,8 @@ class Wiring:
         finally:
             self.plan = None
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Compute with the weights at hand, wherever they lie."""
-        if self.root is None or self._inside:
-            return function(*arguments)
-        self._inside = True
-        try:
-            return self.root(function, *arguments)
-        finally:
-            self._inside = False
-
     def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Final hidden states [N, width] of packed tokens under the plan in use."""
-        return self.call(self._hidden, tokens, positions)
-
-    def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         if self.fused is not None and self.plan is not None:
             if torch.is_inference_mode_enabled():
                 return self.fused.hidden(tokens, positions, self.plan)
@@ -154,9 +138,6 @@ class Wiring:
         return find_layer_kernels(self.numbers) if self.learns_fused and not is_hooked_now else None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.call(self._logits, hidden)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
         head = self.head
         if self.fused is not None and torch.is_inference_mode_enabled():
             head = self.fused.head

@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 
 from trialogue.durable import put_in_place
 from trialogue.engine.model_folder import check_adapter, load_weights
-from trialogue.engine.shards import to_shard
 from trialogue.engine.update import Update
 from trialogue.errors import EngineError
 
@@ -35,21 +34,16 @@ FORMAT = 1
 def save_engine(
     path: Path, model: PreTrainedModel, adapter: Any, update: Update, counters: dict[str, int]
 ) -> None:
-    """`adapter` is the peft model around `model`, or None; `counters` go to engine.json as they are. Where
-    weights are sharded all processes take part and the first one writes."""
-    shards = update.shards
-    weights = shards.weights() if shards is not None else None
-    optimizer = _optimizer_tensors(update)
-    if shards is not None and shards.world.rank:
-        return
+    """Save everything needed to continue. `adapter` is the peft model around `model`, or None; `counters` are
+    written to engine.json unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         if adapter is None:
-            model.save_pretrained(folder, state_dict=weights)
+            model.save_pretrained(folder)
         else:
             adapter.save_pretrained(folder, save_embedding_layers=False)
-        save_file(optimizer, folder / "optimizer.safetensors")
+        save_file(_optimizer_tensors(update), folder / "optimizer.safetensors")
         save_file(_random_tensors(), folder / "random.safetensors")
         record = {"format": FORMAT, "adapter": adapter is not None, **counters}
         (folder / "engine.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -74,11 +68,7 @@ def load_engine(path: Path, model: PreTrainedModel, adapter: Any, update: Update
             f"{path} was saved {'without' if adapter is not None else 'with'} LoRA; use the same settings"
         )
     if adapter is None:
-        saved = load_weights(path, model.dtype)
-        if update.shards is not None:
-            update.shards.load(saved.state_dict())
-        else:
-            model.load_state_dict(saved.state_dict())
+        model.load_state_dict(load_weights(path, model.dtype).state_dict())
     else:
         from peft import load_peft_weights, set_peft_model_state_dict
 
@@ -93,9 +83,7 @@ def _optimizer_tensors(update: Update) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, parameter in update.parameters.items():
         for key, value in update.optimizer.state.get(parameter, {}).items():
-            whole = torch.as_tensor(value) if update.shards is None else update.shards.whole(value)
-            if whole is not None:
-                tensors[f"{key}:{name}"] = whole.contiguous()
+            tensors[f"{key}:{name}"] = torch.as_tensor(value).contiguous()
     return tensors
 
 
@@ -109,12 +97,8 @@ def _load_optimizer(update: Update, tensors: dict[str, Tensor]) -> None:
             raise EngineError(
                 f"the saved optimizer has {name}, which this model does not: it is of another model"
             )
-        # fused AdamW keeps even the step count beside the parameter; the plain one keeps it on the CPU
-        if value.ndim:
-            value = to_shard(value, parameter)
-        elif update.shards is None:
-            value = value.to(parameter.device)
-        update.optimizer.state.setdefault(parameter, {})[part] = value
+        # Fused AdamW expects even the step count on the parameter's device.
+        update.optimizer.state.setdefault(parameter, {})[part] = value.to(parameter.device)
 
 
 def _random_tensors() -> dict[str, Tensor]:

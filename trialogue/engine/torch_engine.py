@@ -40,7 +40,6 @@ from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
 from trialogue.engine.cores import describe_threads
 from trialogue.engine.model_folder import check_adapter, find_base, load_weights
 from trialogue.engine.sampler import Request, Sampler
-from trialogue.engine.shards import Shards, find_world
 from trialogue.engine.state import load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
@@ -65,15 +64,13 @@ class TorchEngine:
         self, source: str | Path | Callable[[], PreTrainedModel], settings: EngineSettings | None = None
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.world = find_world()
-        self.device = self.world.device if self.world is not None else find_device(self.settings.device)
+        self.device = find_device(self.settings.device)
         if self.device.type == "cpu":
             keep_freed_memory()
         with phase("loading the model"):
             find_worker().submit(self._build, source).result()
         self._requests = 0
         self._unpublished = False
-        self._folded = True  # shards lie apart; sampling wants them together
         self._driver: asyncio.Task[None] | None = None
         self._open: dict[Request, asyncio.Future[Completion]] = {}
         self._arrived: list[Request] = []
@@ -93,21 +90,13 @@ class TorchEngine:
         self.model, self.adapter = model, adapter
         self.wiring = wire(model)
         self.wiring.vocabulary = min(self.wiring.vocabulary, settings.vocabulary or self.wiring.vocabulary)
-        if self.world is not None:
-            self.wiring.fused = None  # it would keep weights that come and go
         if is_rounded(settings.precision, self.device):
             self.wiring.round()
-        self.shards: Shards | None = None
-        if self.world is not None:
-            if adapter is not None:
-                raise EngineError("low-rank adapters train in one process; start without torchrun")
-            self.shards = Shards(model, self.wiring, self.world)
         self.update = Update(
             self.wiring,
             self.device,
             max_tokens=settings.max_tokens_per_micro_batch,
             checkpointing=settings.gradient_checkpointing,
-            shards=self.shards,
         )
         self.sampler = Sampler(
             self.wiring,
@@ -117,17 +106,6 @@ class TorchEngine:
             keep_sessions=settings.keep_sessions,
             share_prefixes=settings.share_prefixes,
         )
-        self._verbs: dict[str, Callable[..., Any]] = {
-            "forward": self.update.forward,
-            "forward_backward": self.update.forward_backward,
-            "optim_step": self.update.optim_step,
-            "unfold": self.shards.unfold if self.shards is not None else lambda: None,
-            "save": self._save,
-            "save_weights": self._save_weights,
-            "load": self._load,
-            "scale": self._scale,
-        }
-        self._number = self.world.join(self._verbs) if self.world is not None else 0
         config = model.config.get_text_config()
         self.capabilities = Capabilities(
             trains="full" if adapter is None else "lora",
@@ -146,10 +124,8 @@ class TorchEngine:
         return self.sampler.weight_version
 
     def close(self) -> None:
-        """Let go of everything cached, and of other processes that follow."""
+        """Free everything that is cached."""
         find_worker().submit(self.sampler.reset).result()
-        if self.world is not None:
-            find_worker().submit(self.world.dismiss).result()
 
     # -- sampling --------------------------------------------------------------------------------------
 
@@ -157,9 +133,6 @@ class TorchEngine:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
     ) -> list[Completion]:
         self._check(prompts, params, session)
-        if self.world is not None and self._folded:
-            self._folded = False
-            await self._together("unfold")
         loop = asyncio.get_running_loop()
         opened: dict[Request, asyncio.Future[Completion]] = {}
         for number, prompt in enumerate(prompts):
@@ -250,31 +223,22 @@ class TorchEngine:
             self.sampler.reset()  # requests and caches may be half done
             raise
 
-    async def _together(self, verb: str, *arguments: Any) -> Any:
-        """Do what all processes must do at once; alone, just do it."""
-        if self.world is None:
-            return await self._run(self._verbs[verb], *arguments)
-        if verb != "unfold":
-            self._refuse_while_sampling(verb)
-            self._folded = True
-        return await self._run(self.world.together, self._number, verb, *arguments)
-
     async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(find_worker(), function, *arguments)
 
     # -- training --------------------------------------------------------------------------------------
 
     async def forward(self, rows: Sequence[Row], temperature: float = 1.0) -> list[list[float]]:
-        return await self._together("forward", rows, temperature)
+        return await self._run(self.update.forward, rows, temperature)
 
     async def forward_backward(
         self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0
     ) -> Outputs:
-        return await self._together("forward_backward", rows, loss, temperature)
+        return await self._run(self.update.forward_backward, rows, loss, temperature)
 
     async def optim_step(self, params: OptimParams) -> dict[str, float]:
         self._refuse_while_sampling("optim_step")
-        metrics = await self._together("optim_step", params)
+        metrics = await self._run(self.update.optim_step, params)
         self._unpublished |= not metrics["skipped"]
         return metrics
 
@@ -304,45 +268,32 @@ class TorchEngine:
             "requests": self._requests,
             "skipped": self.update.skipped,
         }
-        await self._together("save", Path(path), counters)
-
-    def _save(self, path: Path, counters: dict[str, int]) -> None:
-        save_engine(path, self.model, self.adapter, self.update, counters)
+        await self._run(save_engine, Path(path), self.model, self.adapter, self.update, counters)
 
     async def save_weights(self, path: Path) -> None:
-        """The model alone, for somebody else to load."""
-        await self._together("save_weights", Path(path))
-
-    def _save_weights(self, path: Path) -> None:
-        weights = self.shards.weights() if self.shards is not None else None
-        if self.world is None or self.world.rank == 0:
-            self.model.save_pretrained(path, state_dict=weights)
+        """Save the model without the optimizer, for another program to load."""
+        await self._run(self.model.save_pretrained, path)
 
     async def scale_matrices(self, factor: float) -> None:
         """Multiply every matrix, embeddings too; by a power of two it can be undone to the bit."""
         self._refuse_while_sampling("scale_matrices")
-        await self._together("scale", factor)
+        await self._run(self._scale, factor)
         await self._run(self.sampler.drop_caches)
 
+    @torch.no_grad()
     def _scale(self, factor: float) -> None:
-        if self.shards is not None:
-            self.shards.fold()
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                if parameter.ndim == 2:
-                    parameter.mul_(factor)
+        for parameter in self.model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(factor)
 
     async def load_state(self, path: Path) -> None:
         self._refuse_while_sampling("load_state")
-        counters = await self._together("load", Path(path))
+        counters = await self._run(load_engine, Path(path), self.model, self.adapter, self.update)
         await self._run(self.sampler.drop_caches)
         self.sampler.weight_version = counters["weight_version"]
         self._unpublished = bool(counters["unpublished"])
         self._requests = counters["requests"]
         self.update.skipped = counters["skipped"]
-
-    def _load(self, path: Path) -> dict[str, int]:
-        return load_engine(path, self.model, self.adapter, self.update)
 
 
 @cache

@@ -21,7 +21,6 @@ from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenB
 from trialogue.engine.attention import Wiring
 from trialogue.engine.cpu.logits import LOGITS_AT_ONCE, TokenLogprobs
 from trialogue.engine.prefixes import common_length
-from trialogue.engine.shards import Shards, get_norm
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
@@ -122,9 +121,8 @@ class Update:
         *,
         max_tokens: int,
         checkpointing: bool = False,
-        shards: Shards | None = None,
     ) -> None:
-        self.wiring, self.device, self.max_tokens, self.shards = wiring, device, max_tokens, shards
+        self.wiring, self.device, self.max_tokens = wiring, device, max_tokens
         wiring.learns_fused &= not checkpointing  # transformers recomputes its own layers
         self.recomputed = find_recomputed_layers(wiring.model) if checkpointing else []
         self.parameters = {
@@ -139,17 +137,12 @@ class Update:
                 if group
             ],
             lr=0.0,
-            fused=shards is None,
+            fused=True,
         )
         self.skipped = 0
         self.computed_tokens = 0
 
     def _score(
-        self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.wiring.call(self._compute, plan, wanted, temperature)
-
-    def _compute(
         self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and for
@@ -182,9 +175,6 @@ class Update:
         results: list[list[float]] = [[0.0] * len(row.tokens) for row in rows]
         sequences = [row.tokens if len(row.tokens) > 1 else [] for row in rows]
         for batch in self._batches(sequences):
-            if not batch:
-                self._take_part(temperature)
-                continue
             plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
             wanted = [range(1, len(sequences[index])) for index in batch]
             with torch.no_grad(), self.wiring.using(plan):
@@ -192,45 +182,13 @@ class Update:
             found = logprobs[places].split([len(positions) for positions in wanted])
             for index, values in zip(batch, found, strict=True):
                 results[index][1:] = values.tolist()
-        return self._exchange(results, {})[0]
+        return results
 
     def _batches(self, sequences: Sequence[list[int]]) -> list[list[int]]:
-        """Micro-batches of this process: indices of rows that have something to compute. Where several
-        processes share the rows all have as many; an empty one stands for work that others still do."""
+        """Micro-batches: indices of the sequences that have something to compute."""
         filled = [index for index, sequence in enumerate(sequences) if sequence]
-        if self.shards is None:
-            return [[filled[place] for place in batch] for batch in self._split(sequences, filled)]
-        self.shards.fold()
-        world = self.shards.world
-        order = sorted(filled, key=lambda index: sequences[index])
-        shares = world.deal([len(sequence) for sequence in sequences], order)
-        parts = [[[share[i] for i in batch] for batch in self._split(sequences, share)] for share in shares]
-        most = max(len(part) for part in parts)
-        own = parts[world.rank]
-        return own + [[] for _ in range(most - len(own))]
-
-    def _split(self, sequences: Sequence[list[int]], chosen: Sequence[int]) -> list[list[int]]:
-        return split_rows([sequences[index] for index in chosen], self.max_tokens)
-
-    def _take_part(self, temperature: float, gradient: bool = False) -> None:
-        """Nothing of one's own to compute, but others wait for one's part of the weights."""
-        plan = TreePlan(grow_tree([[0, 0]]), self.device)
-        with torch.set_grad_enabled(gradient), self.wiring.using(plan), self._recomputing():
-            logprobs, _, _ = self._score(plan, [[1]], temperature)
-            if gradient:
-                (logprobs.sum() * 0.0).backward()
-
-    def _exchange(
-        self, results: list[list[float]], metrics: dict[str, float]
-    ) -> tuple[list[list[float]], dict[str, float]]:
-        """Every process gets what the others have computed."""
-        if self.shards is None:
-            return results, metrics
-        totals: dict[str, float] = {}
-        for others, found in self.shards.world.gather((results, metrics)):
-            _add_metrics(totals, dict(found))
-            results = [other if any(other) else own for own, other in zip(results, others, strict=True)]
-        return results, totals
+        batches = split_rows([sequences[index] for index in filled], self.max_tokens)
+        return [[filled[place] for place in batch] for batch in batches]
 
     def forward_backward(self, rows: Sequence[Row], loss: LossFunction, temperature: float) -> Outputs:
         check_rows(rows)
@@ -242,22 +200,18 @@ class Update:
         ]
         results: list[list[float]] = [[] for _ in rows]
         metrics: dict[str, float] = {}
-        scale = 1 if self.shards is None else self.shards.world.size  # shards' gradients are averaged
         for batch in self._batches(sequences):
-            if not batch:
-                self._take_part(temperature, gradient=True)
-                continue
             plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
             wanted = [masked[index] for index in batch]
             with self.wiring.using(plan), self._recomputing():
                 logprobs, entropy, places = self._score(plan, wanted, temperature)
                 new = logprobs.index_select(0, places)
                 value, found = loss(new, gather_tokens(rows, masked, entropy[places], batch))
-                (value * scale).backward()
+                value.backward()
             _add_metrics(metrics, {"loss": value, **found})
             for index, values in zip(batch, new.detach().split([len(p) for p in wanted]), strict=True):
                 results[index] = values.tolist()
-        return Outputs(*self._exchange(results, metrics))
+        return Outputs(results, metrics)
 
     @contextmanager
     def _recomputing(self) -> Generator[None]:
@@ -274,7 +228,8 @@ class Update:
         gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
         if not gradients:
             raise EngineError("there is no gradient to apply: call forward_backward before optim_step")
-        norm, size = get_norm(gradients)
+        norm = nn.utils.get_total_norm(gradients)
+        size = float(norm)
         finite = isfinite(size)
         if finite:
             if params.grad_clip > 0:
@@ -283,8 +238,8 @@ class Update:
                 group["lr"], group["betas"], group["eps"] = params.learning_rate, params.betas, params.eps
                 group["weight_decay"] = params.weight_decay if group["decays"] else 0.0
             self.optimizer.step()
-            _, weights = get_norm([value.detach() for value in self.parameters.values()])
-            if not isfinite(weights):
+            weights = nn.utils.get_total_norm([value.detach() for value in self.parameters.values()])
+            if not isfinite(float(weights)):
                 raise EngineError(
                     "the weights are no finite numbers after this step: go on from the last checkpoint "
                     "with a lower learning rate"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trialogue.config import EngineChoice, Learner, TrainConfig
 from trialogue.durable import MANIFEST, find_damage, put_back, put_in_place, saving, seal, write_json
-from trialogue.errors import ConfigError, RunError
+from trialogue.errors import RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampler, Sampling
 from trialogue.talk.model import ModelSource
@@ -67,19 +67,6 @@ def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None
         seed=seed,
     )
     return Learned(find_engine(choice or EngineChoice(), folder, settings), renderer, tokenizer)
-
-
-def follow(learner: Learner, references: int, seed: int) -> None:
-    """What every process but the first does under torchrun: hold its part of the weights and compute for the
-    first one."""
-    from trialogue.engine.shards import find_world
-
-    world = find_world()
-    if world is None:
-        raise ConfigError("there is no first process to follow; start with torchrun")
-    for _ in range(1 + references):
-        load_learner(learner, seed)
-    world.follow()
 
 
 class Checkpoints:

@@ -92,7 +92,7 @@ async def train(
             started(run.path)
 
     async def save(step: int) -> None:
-        async with gate.closed():  # several processes save together, and then none may sample
+        async with gate.closed():  # an engine never has to save while it samples
             await checkpoints.save(step, {"streaks": checks.streaks, **collector.to_data(step)})
 
     state = "failed"
