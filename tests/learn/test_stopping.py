@@ -92,7 +92,7 @@ def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: 
     with open_terminal(tmp_path, "train", *settings) as terminal:
         terminal.wait_for("step 1/500" if presses == 1 else "rollout 0/12")
         terminal.press_control_c()
-        terminal.wait_for("ctrl-c again stops now")
+        terminal.wait_for("ctrl-c again to stop now")
         pressed = time.monotonic()
         if presses == 2:
             terminal.press_control_c()
@@ -103,7 +103,7 @@ def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: 
     assert state == "stopped"
     assert "Traceback" not in shown
     assert f"trialogue train · {domain}"[:40] in shown
-    assert "look: trialogue view" in shown
+    assert "watch: trialogue view" in shown
     if presses == 1:
         assert status == 0, shown
         assert "stopped and saved; go on with: trialogue train --resume" in shown

@@ -29,7 +29,7 @@ def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> 
     expected = "step=1/3 reward=0.340 turns=7.800 no_signal=0.310 entropy=0.050 errors=1 cost=0.0200 s="
     assert lines[1].startswith(expected)
     assert lines[1].endswith(" left=0s")
-    assert lines[2].startswith("stopping: step 2 is finished and saved first, then the run ends; ")
+    assert lines[2].startswith("stopping: step 2 is finished and saved, then the run ends; ")
     assert len(lines) == 3
 
 
@@ -61,7 +61,7 @@ def test_the_block() -> None:
     steps(12, {"kind": "stopping"})
     with console.capture() as captured:
         console.print(steps.draw())
-    assert "ctrl-c again stops now" in captured.get()
+    assert "ctrl-c again to stop now" in captured.get()
 
 
 def test_small_figures() -> None:
@@ -119,5 +119,5 @@ def test_two_runs_are_compared_task_by_task(folder: Path, tmp_path: Path) -> Non
     assert "the second run is **+1.000** (+1.000 to +1.000): better." in text
     same = to_comparison(compare_runs(folder / "runs" / "good", folder / "runs" / "good"))
     assert "no clear difference" in same
-    with pytest.raises(RunError, match="no run directory"):
+    with pytest.raises(RunError, match="not a run directory"):
         compare_runs(folder, folder / "runs" / "good")

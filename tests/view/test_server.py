@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 from trialogue.view.run_reader import RunRecords
-from trialogue.view.server import MODULES, PageServer, open_server, read_page
+from trialogue.view.server import SCRIPTS, PageServer, open_server, read_page
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_a_link_out_of_the_run_is_not_followed(server: PageServer, folder: Path,
 def test_a_taken_port_is_told(server: PageServer, folder: Path) -> None:
     from trialogue.errors import RunError
 
-    with pytest.raises(RunError, match="choose another with --port"):
+    with pytest.raises(RunError, match="choose another port with --port"):
         open_server(folder / "runs", "127.0.0.1", server.server_address[1])
 
 
@@ -237,14 +237,14 @@ def test_the_modules_can_stand_in_one_script() -> None:
     """They are laid end to end: no two may give a name to something at their top level."""
     folder = files("trialogue.view").joinpath("page")
     texts = {item.name: item.read_text() for item in folder.iterdir() if item.name.endswith(".js")}
-    assert set(MODULES) == set(texts)
+    assert set(SCRIPTS) == set(texts)
     assert [name for name in read_page() if name.endswith(".js")] == ["app.js"]
     pattern = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
-    names = [name for module in MODULES for name in pattern.findall(texts[module])]
+    names = [name for module in SCRIPTS for name in pattern.findall(texts[module])]
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
-    for number, module in enumerate(MODULES):
+    for number, module in enumerate(SCRIPTS):
         for needed in re.findall(r'from "\./(\w+\.js)"', texts[module]):
-            assert needed in MODULES[:number], f"{module} needs {needed}, which stands after it"
+            assert needed in SCRIPTS[:number], f"{module} needs {needed}, which stands after it"
 
 
 # -- a run that grows, and one whose index is not right ------------------------------------------------------

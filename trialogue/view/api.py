@@ -1,6 +1,6 @@
-"""What the page asks for, as plain data: the runs of a folder, one run, its conversations, one of them.
+"""Answers to the page's requests as plain data: all runs, one run, its conversations, one conversation.
 
-The server hands these out one at a time; an export bakes a few of them into a file.
+The server returns them one at a time; an export embeds some of them in a file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from trialogue.index import Entry
 from trialogue.lines import unstamp
 from trialogue.trajectory import tell_near_calls
 from trialogue.view.run_reader import RunRecords, find_runs, to_place
-from trialogue.view.tokens import to_pieces
+from trialogue.view.tokens import to_shown_tokens
 
 POINTS = 600
-"""Points of a curve; a longer one is thinned out."""
+"""Maximum number of points of a curve; longer curves are thinned."""
 SPARKS = 60
 PAGE = 200
-"""The most conversations one answer lists."""
+"""Maximum number of conversations in one answer."""
 _SEARCH_SECONDS = 0.4
-"""How long one answer searches through text before it says how far it got."""
+"""Time limit of a text search; the answer then says how far it got."""
 SERIES = (
     *("reward", "reward_spread", "success", "turns", "tool_calls", "tool_errors", "reply_tokens", "cut_off"),
     *("entropy", "kl", "clip_share", "logprob_gap", "grad_norm", "learning_rate", "loss", "validation_loss"),
@@ -46,14 +46,14 @@ SERIES = (
 FILTERS = (
     *("part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"),
 )
-"""What a list of conversations can be narrowed by; the same words stand in the page's address."""
+"""Filters of the list of conversations, under the names used in the page's address."""
 INJURIES = 20
-"""Injured records that are listed."""
+"""Maximum number of injured records listed."""
 Query = Mapping[str, str]
 
 
 class Answers:
-    """Answers about the runs in a folder. Safe to ask from several threads."""
+    """Answers about the runs in a folder. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -61,7 +61,7 @@ class Answers:
         self._lock = Lock()
 
     def find(self) -> dict[str, RunRecords]:
-        """The runs that are in the folder now."""
+        """The runs now in the folder, by name."""
         with self._lock:
             known = self._records
             self._records = {
@@ -71,20 +71,20 @@ class Answers:
             return self._records
 
     def read_ahead(self) -> None:
-        """Read the run that was written last: most likely it is the first to be asked for."""
+        """Read the most recently written run, which is likely to be asked for first."""
         newest = max(self.find().values(), key=RunRecords.written, default=None)
         if newest is not None:
             newest.refresh()
 
     def open(self, name: str) -> RunRecords:
-        """The records of a run; only what was found in the folder can be opened."""
+        """The records of a run. Only runs found in the folder can be opened."""
         records = self._records.get(name) or self.find().get(name)
         if records is None:
             raise RunError(f"there is no run '{name}'")
         return records
 
     def runs(self) -> list[dict[str, Any]]:
-        """A line for each run, the newest first."""
+        """One line per run, the newest first."""
         lines: list[dict[str, Any]] = []
         for name, records in self.find().items():
             records.refresh_metrics()
@@ -92,13 +92,13 @@ class Answers:
         return sorted(lines, key=lambda line: str(line["created"]), reverse=True)
 
     def run(self, name: str) -> dict[str, Any]:
-        """Everything the page of a run shows above the list of conversations."""
+        """Everything that the page of a run shows above its list of conversations."""
         records = self.open(name)
         records.refresh()
         return {**to_run_line(name, records), **to_overview(records)}
 
     def conversations(self, name: str, query: Query) -> dict[str, Any]:
-        """A stretch of the list of conversations, narrowed as asked."""
+        """One page of the filtered list of conversations."""
         records = self.open(name)
         records.refresh()
         offset, limit = _number(query, "offset", 0), min(_number(query, "limit", PAGE), PAGE)
@@ -109,7 +109,7 @@ class Answers:
         return {"total": len(chosen), "offset": offset, "rows": rows, "version": records.version}
 
     def conversation(self, name: str, identity: str, query: Query) -> dict[str, Any]:
-        """One conversation without its token ids, its siblings, and its neighbours in the list."""
+        """One conversation without token ids, with its siblings and its neighbours in the list."""
         records = self.open(name)
         records.refresh()
         entry = records.find(identity)
@@ -135,13 +135,13 @@ class Answers:
         }
 
     def tokens(self, name: str, identity: str) -> dict[str, Any]:
-        """The sampled and the observed tokens of a conversation, in the rows that were learned from."""
+        """The sampled and the observed tokens of a conversation, as in its training rows."""
         records = self.open(name)
         entry = records.find(identity)
         if entry is None:
             raise RunError(f"run '{name}' has no conversation '{identity}'")
         turns = read_trajectory(records, entry)["turns"]
-        return {"advantage": entry.advantage, "turns": to_pieces(turns, records.path)}
+        return {"advantage": entry.advantage, "turns": to_shown_tokens(turns, records.path)}
 
 
 # -- one run -------------------------------------------------------------------------------------------------
@@ -151,8 +151,7 @@ def to_run_line(name: str, records: RunRecords) -> dict[str, Any]:
     """A run in the list of runs."""
     about, config, result = records.about, records.read_json("config.json"), records.read_json("result.json")
     kind = about.get("kind", "")
-    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
-    checks = [line for line in records.metrics if line.get("kind") == "eval"]
+    steps, checks = records.steps, records.evaluations
     figures = result or (checks[-1] if checks else {})
     curve = [line.get("loss" if kind == "sft" else "reward") for line in steps]
     costs = [line["cost"] for line in records.metrics if line.get("cost") is not None]
@@ -178,7 +177,7 @@ def to_run_line(name: str, records: RunRecords) -> dict[str, Any]:
 
 def to_overview(records: RunRecords) -> dict[str, Any]:
     """Curves, health and facets of a run."""
-    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
+    steps = records.steps
     shown = thin(steps, POINTS)
     numbers = [line["step"] for line in shown]
     series = {key: [line.get(key) for line in shown] for key in SERIES}
@@ -211,8 +210,8 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
         "seconds": to_seconds(records, numbers),
         "checks": [
             {"step": line["step"], **{key: line.get(key) for key in ("pass^1", "pass^1_low", "pass^1_high")}}
-            for line in records.metrics
-            if line.get("kind") == "eval" and "step" in line
+            for line in records.evaluations
+            if "step" in line
         ],
         "health": {
             "no_signal": _mean([line["no_signal"] for line in recent if "no_signal" in line]),
@@ -237,8 +236,8 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
 
 
 def to_seconds(records: RunRecords, steps: Sequence[int]) -> dict[str, list[float]]:
-    """Wall-clock seconds of each step. Conversations overlap: the time of holding them is divided in the
-    proportion in which agent, user and tools kept each other waiting."""
+    """Wall-clock seconds of each step. Conversations overlap, so the rollout time is divided in proportion
+    to the time spent in agent, user and tools."""
     if not any(records.seconds.get(step, {}).get("update") for step in steps):
         return {}
     parts: dict[str, list[float]] = {name: [] for name in ("agent", "user", "tools", "update", "evaluate")}
@@ -254,12 +253,12 @@ def to_seconds(records: RunRecords, steps: Sequence[int]) -> dict[str, list[floa
 
 
 def find_changed(records: RunRecords) -> dict[str, Any]:
-    """The settings that are not the default."""
+    """The settings that differ from the defaults."""
     kinds: dict[str, type[Section]] = {"train": TrainConfig, "sft": SftConfig, "synthesize": SynthesizeConfig}
     kind = kinds.get(str(records.about.get("kind")), EvalConfig)
     try:
         return difference_from_defaults(to_config(kind, records.read_json("config.json"), "config.json"))
-    except ConfigError:  # of another version
+    except ConfigError:  # written by another version
         return {}
 
 
@@ -276,7 +275,7 @@ def to_row(entry: Entry, records: RunRecords) -> dict[str, Any]:
 
 
 def choose(records: RunRecords, query: Query) -> list[Entry]:
-    """The conversations that pass every filter but the text's, in the order asked for."""
+    """The conversations that pass every filter except the text search, in the requested order."""
     wanted = tuple((key, query[key]) for key in FILTERS if query.get(key) and key != "text")
     return _choose(records, records.version, wanted)
 
@@ -329,7 +328,7 @@ def _passes(entry: Entry, query: Mapping[str, str]) -> bool:
 
 
 def find_outcome(entry: Entry) -> str:
-    """won, lost, between, or none where there is no reward."""
+    """`won`, `lost`, `between`, or `none` without a reward."""
     if entry.reward is None:
         return "none"
     return "won" if entry.reward >= 1 - 1e-6 else "lost" if entry.reward <= 0 else "between"
@@ -341,8 +340,8 @@ def is_lost_by_all(group: Sequence[Entry]) -> bool:
 
 
 def to_verdicts(decision: Mapping[str, Any]) -> list[str]:
-    """What a decision about a synthesised conversation can be found by. `to review` are those that
-    `trialogue review` will ask a person about."""
+    """The filter values that match a decision about a synthesised conversation. `to review` marks those that
+    `trialogue review` will show to a person."""
     if not decision:
         return []
     reviewed = any(verdict.get("stage") == "review" for verdict in decision.get("verdicts", ()))
@@ -357,7 +356,7 @@ def to_verdicts(decision: Mapping[str, Any]) -> list[str]:
 
 
 def count_decisions(records: RunRecords) -> dict[str, int]:
-    """How many conversations each verdict finds; empty where none was decided about."""
+    """Number of conversations per verdict; empty without decisions."""
     counts = Counter(verdict for decision in records.decisions.values() for verdict in to_verdicts(decision))
     first = ("accepted", "to review", "reviewed", "rejected")
     return {name: counts[name] for name in first if counts[name]} | {
@@ -368,9 +367,9 @@ def count_decisions(records: RunRecords) -> dict[str, int]:
 def search(
     records: RunRecords, chosen: Sequence[Entry], text: str, offset: int, limit: int
 ) -> dict[str, Any]:
-    """Conversations in which something was said, called or answered that holds the text, whatever its case.
+    """Conversations that contain a text in a message, call or result, ignoring case.
 
-    Looks from place `offset` on, for a moment only; `reached` says where to go on.
+    Searches from position `offset` for a limited time; `reached` is the position to continue from.
     """
     pattern = re.compile(re.escape(json.dumps(text, ensure_ascii=False)[1:-1].encode()), re.IGNORECASE)
     until = monotonic() + _SEARCH_SECONDS
@@ -387,7 +386,7 @@ def search(
 
 
 def find_text(trajectory: dict[str, Any], text: str) -> str:
-    """The words around a text in the turns of a conversation; empty where no turn holds it."""
+    """The words around the first occurrence of a text in a conversation; empty if it does not occur."""
     wanted = text.lower()
     for turn in trajectory["turns"]:
         message = turn["message"]
@@ -403,7 +402,7 @@ def find_text(trajectory: dict[str, Any], text: str) -> str:
 
 
 def read_trajectory(records: RunRecords, entry: Entry) -> dict[str, Any]:
-    """A conversation from its file. One that is no longer there was overwritten by a run begun anew."""
+    """Read a conversation from its file. It may be gone if the run was started again."""
     try:
         value: Any = json.loads(unstamp(records.read(entry)))
     except (OSError, ValueError):
@@ -412,7 +411,7 @@ def read_trajectory(records: RunRecords, entry: Entry) -> dict[str, Any]:
 
 
 def thin(values: Sequence[Any], most: int) -> list[Any]:
-    """Evenly spaced values of a long list, the last one always among them."""
+    """At most `most` evenly spaced values of a list, always with the last one."""
     if len(values) <= most:
         return list(values)
     stride = len(values) / most

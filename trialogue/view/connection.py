@@ -1,6 +1,6 @@
-"""One client over HTTP/1.1: read the head of a request, write an answer. Everything has a bound.
+"""A minimal HTTP/1.1 server connection: read the head of a request, write a response, both bounded.
 
-Only what the page needs: requests without a body, several on one connection, one after the other.
+It supports only what the page needs: requests without a body, one after the other on a connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 HEAD_BYTES = 1 << 15
-"""The longest head of a request."""
+"""Maximum size of the head of a request."""
 _CHUNK = 1 << 16
 _ONCE = {"host", "origin", "content-length", "sec-fetch-site"}
 _REQUEST = re.compile(r"([A-Z]{1,20}) (\S+) HTTP/1\.([01])")
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f
 
 
 class BadRequest(Exception):
-    """Not a request that can be answered; the connection ends after saying so."""
+    """A request that cannot be served. The connection is closed after the error response."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -28,15 +28,15 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The head of a request. Names of headers are in lower case."""
+class PageRequest:
+    """The head of a request. Header names are in lower case."""
 
     method: str
     path: str
     query: str
     headers: Mapping[str, str]
     stays: bool
-    """Whether the client wants to ask again on this connection."""
+    """Whether the client keeps the connection open for further requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Response:
     content: bytes
 
 
-def to_text(status: HTTPStatus, text: str) -> Response:
+def to_text_response(status: HTTPStatus, text: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", text.encode())
 
 
-async def read_request(reader: asyncio.StreamReader, seconds: float) -> Request | None:
-    """The next request, or None where the client left or sent no whole head within `seconds`."""
+async def read_request(reader: asyncio.StreamReader, seconds: float) -> PageRequest | None:
+    """Read the next request; None if the client left or sent no complete head within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -59,13 +59,13 @@ async def read_request(reader: asyncio.StreamReader, seconds: float) -> Request 
         return None
     except asyncio.LimitOverrunError:
         raise BadRequest(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is over {HEAD_BYTES} bytes"
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head is longer than {HEAD_BYTES} bytes"
         ) from None
     return parse_head(head[:-4].decode("latin-1"))
 
 
-def parse_head(head: str) -> Request:
-    """The request of these lines. Strict: what two programs could read differently is refused."""
+def parse_head(head: str) -> PageRequest:
+    """Parse the head of a request. Strict: anything that programs parse differently is refused."""
     first, *lines = head.split("\r\n")
     found = _REQUEST.fullmatch(first)
     if found is None or not found[2].startswith("/"):
@@ -77,10 +77,10 @@ def parse_head(head: str) -> Request:
             raise BadRequest(HTTPStatus.BAD_REQUEST, "a header is malformed or given twice")
         headers[name] = header[2].rstrip(" \t")
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "a request has no body here")
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "a request must not have a body")
     path, _, query = found[2].partition("?")
     stays = found[3] == "1" and headers.get("connection", "").lower() != "close"
-    return Request(found[1], path, query, headers, stays)
+    return PageRequest(found[1], path, query, headers, stays)
 
 
 async def write_response(
@@ -92,9 +92,9 @@ async def write_response(
     body: bool = True,
     stays: bool = False,
 ) -> bool:
-    """Send an answer in pieces. False where the client left or took longer than `seconds` for a piece."""
+    """Send a response in chunks. False if the client left or took longer than `seconds` for a chunk."""
     status = response.status
-    told = {
+    sent_headers = {
         **headers,
         "Content-Type": response.kind,
         "Content-Length": str(len(response.content)),
@@ -102,10 +102,10 @@ async def write_response(
     }
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",
-        *(f"{name}: {value}" for name, value in told.items()),
+        *(f"{name}: {value}" for name, value in sent_headers.items()),
     ]
     sent = "\r\n".join([*lines, "", ""]).encode() + (response.content if body else b"")
-    writer.transport.set_write_buffer_limits(0)  # drain() waits until the system has taken everything
+    writer.transport.set_write_buffer_limits(0)  # drain() then waits until the kernel has taken everything
     try:
         for start in range(0, len(sent), _CHUNK):
             writer.write(sent[start : start + _CHUNK])
@@ -119,8 +119,8 @@ async def write_response(
 
 
 async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Close after a refusal. What the client still sends is read for a moment: closing on unread bytes would
-    reset the connection, and the client would never see the refusal."""
+    """Close after an error response. Read what the client still sends for a moment: closing with unread bytes
+    would reset the connection, and the client would never see the response."""
     try:
         writer.write_eof()
         async with asyncio.timeout(1):

@@ -1,4 +1,4 @@
-"""A picture of a few curves over steps, as SVG: reports have to work without any plotting package."""
+"""Draw curves over steps as SVG: reports must work without a plotting package."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from html import escape
 from typing import NamedTuple
 
 WIDE, TALL, LEFT, TOP, BOTTOM, RIGHT = 720, 300, 48, 34, 28, 14
-COLOURS = ("#2f6fce", "#23935a", "#c98a1b", "#8a5cd1")
+_COLOURS = ("#2f6fce", "#23935a", "#c98a1b", "#8a5cd1")
 
 
 class Curve(NamedTuple):
-    """Values at steps, perhaps with an interval."""
+    """Values at steps, optionally with an interval."""
 
     name: str
     steps: Sequence[int]
@@ -21,7 +21,7 @@ class Curve(NamedTuple):
 
 
 def draw_curves(curves: Sequence[Curve], ceiling: float | None = None) -> str:
-    """The curves in one frame that begins at zero."""
+    """Draw the curves in one frame whose vertical axis starts at zero."""
     shown = [curve for curve in curves if curve.values]
     values = [value for curve in shown for value in (*curve.values, *curve.high)] or [1.0]
     steps = [step for curve in shown for step in curve.steps] or [0, 1]
@@ -50,7 +50,7 @@ def draw_curves(curves: Sequence[Curve], ceiling: float | None = None) -> str:
         f'<text x="{WIDE - RIGHT}" y="{TALL - 8}" text-anchor="end" fill="#5a616d">step {last}</text>'
     )
     for number, curve in enumerate(shown):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = _COLOURS[number % len(_COLOURS)]
         if curve.low:
             around = to_points([*curve.steps, *reversed(curve.steps)], [*curve.high, *reversed(curve.low)])
             parts.append(f'<polygon points="{around}" fill="{colour}" opacity="0.15"/>')

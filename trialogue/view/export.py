@@ -1,5 +1,5 @@
-"""One self-contained file of a run, or of one conversation, to send to somebody: the same page, with its
-answers inside. It loads nothing from anywhere, and its policy forbids it to."""
+"""Export a run or one conversation as a single HTML file: the same page with its data embedded. Its content
+security policy forbids loading anything else."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from trialogue.view.server import read_page
 
 
 def write_export(run: Path, target: Path, identity: str | None = None, *, most: int) -> dict[str, Any]:
-    """Write the file and say what is in it. A run of more conversations than `most` is thinned out, group by
-    group."""
+    """Write the file and return what it contains. With more than `most` conversations, whole groups are left
+    out."""
     answers = Answers(run)
     names = list(answers.find())
     if len(names) != 1:
-        raise RunError(f"{run} is no run directory: an export is of one run")
+        raise RunError(f"{run} is not a run directory; an export needs exactly one run")
     name = names[0]
     records = answers.open(name)
     records.refresh()
     records.wait()
     entries = choose_entries(records, identity, most)
     start = f"#/run/{quote(name, safe='')}" + (f"/{quote(identity, safe='')}" if identity else "")
-    told = {entry.id: answers.conversation(name, entry.id, {}) for entry in entries}
-    for answer in told.values():
-        del answer["prompts"]
+    conversations = {entry.id: answers.conversation(name, entry.id, {}) for entry in entries}
+    for conversation in conversations.values():
+        del conversation["prompts"]
     data = {
         "start": start,
         "run": answers.run(name),
         "rows": [to_row(entry, records) for entry in entries],
-        "conversations": told,
+        "conversations": conversations,
         "tokens": {entry.id: answers.tokens(name, entry.id) for entry in entries},
         "prompts": records.read_json("prompts.json"),
     }
-    write(target, bake(data))
+    write(target, embed(data))
     return {"file": str(target), "conversations": len(entries), "of": records.count()}
 
 
 def choose_entries(records: RunRecords, identity: str | None, most: int) -> list[Entry]:
-    """One conversation with its siblings, or whole groups spread evenly over the run."""
+    """One conversation and its siblings, or whole groups spread evenly over the run."""
     if identity is not None:
         entry = records.find(identity)
         if entry is None:
@@ -61,12 +61,15 @@ def choose_entries(records: RunRecords, identity: str | None, most: int) -> list
     return [entry for group in reversed(chosen) for entry in group]
 
 
-def bake(data: dict[str, Any]) -> str:
-    """The page as one file: style, script and answers inside."""
+def embed(data: dict[str, Any]) -> str:
+    """The page as one file with style, script and data inside."""
     files = {name: content.decode() for name, content in read_page().items()}
     script, style = files["app.js"], files["style.css"]
-    policy = f"default-src 'none'; script-src {to_hash(script)}; style-src {to_hash(style)}; img-src data:"
-    # No text inside can close the element it lies in: JSON has another way to write a '<'.
+    policy = (
+        f"default-src 'none'; script-src {to_source_hash(script)}; style-src {to_source_hash(style)}; "
+        "img-src data:"
+    )
+    # Escape '<' in the JSON so that no text can close the script element around it.
     answers = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = files["page.html"]
     page = page.replace(
@@ -84,6 +87,7 @@ def bake(data: dict[str, Any]) -> str:
     return page.replace("</body>", ending)
 
 
-def to_hash(text: str) -> str:
+def to_source_hash(text: str) -> str:
+    """The hash by which a content security policy allows an inline script or style."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"

@@ -1,6 +1,6 @@
-"""Plain lines of progress on stderr where nothing else was shown for a while: no command is silent.
+"""Write a plain line of progress to stderr when a command has shown nothing for a while.
 
-It runs on a thread of its own: computing, reading and generating tasks may hold the event loop.
+It runs in its own thread because computing, reading and generating tasks can block the event loop.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from time import monotonic
 from trialogue.activity import ACTIVITY
 from trialogue.output import echo
 
-SECONDS = 8.0
-"""Longest silence; TRIALOGUE_PROGRESS_SECONDS sets another. Under ten, as a busy machine adds to it."""
+MAX_SILENCE = 8.0
+"""Longest silence in seconds; TRIALOGUE_PROGRESS_SECONDS overrides it. A busy machine adds a little."""
 
 
-def find_seconds() -> float:
+def find_max_silence() -> float:
     try:
         return max(0.05, float(os.environ.get("TRIALOGUE_PROGRESS_SECONDS", "")))
     except ValueError:
-        return SECONDS
+        return MAX_SILENCE
 
 
 @contextmanager
 def heartbeat() -> Generator[None]:
-    """Show what the process is doing, as long as it does something that takes a while."""
+    """Show what the process is doing while it does something that takes long."""
     if not sys.stderr.isatty():
         os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # libraries' own bars
     over = Event()
-    thread = Thread(target=_beat, args=(over, find_seconds()), daemon=True, name="heartbeat")
+    thread = Thread(target=_beat, args=(over, find_max_silence()), daemon=True, name="heartbeat")
     thread.start()
     try:
         yield
@@ -48,16 +48,16 @@ def _beat(over: Event, seconds: float) -> None:
         if ACTIVITY.silent:
             continue
         for line in ACTIVITY.notices[noticed:]:
-            say(line)
+            _say(line)
         noticed = len(ACTIVITY.notices)
         if monotonic() - ACTIVITY.said < seconds:
             continue
         if (line := ACTIVITY.describe(turns, tokens)) is not None:
-            say(line)
+            _say(line)
 
 
-def say(line: str) -> None:
-    """Show a line on stderr. A closed stderr does not stop the work."""
+def _say(line: str) -> None:
+    """Write a line to stderr. A closed stderr does not stop the work."""
     ACTIVITY.said = monotonic()
     with suppress(OSError, ValueError):
         echo(line, err=True)

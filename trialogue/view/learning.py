@@ -1,10 +1,11 @@
-"""`report.md` of a run that learned: what came of it, the curves, what it does better and worse."""
+"""`report.md` of a training run: the result, the curves, which tasks were gained and lost."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,31 +25,28 @@ def to_learning_report(path: Path) -> str:
     records.refresh()
     records.wait()
     about = records.about
-    steps, checks = _split_metrics(records)
-    parts = [
+    return join_sections(
         f"# {show_markdown(about['kind'])} of {show_markdown(about['domain'])}",
-        _sentence(about, steps, checks),
+        _sentence(about, records.steps, records.evaluations),
         "![The curves of the run](curves.svg)",
-        _checks(checks),
+        _checks(records.evaluations),
         _ends(records),
         _changes(records),
-        _settings(records),
-        _origin(about),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        to_settings_section(find_changed(records)),
+        to_origin_section(about),
+    )
 
 
-def _split_metrics(records: RunRecords) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of steps and those of evaluations."""
-    steps = [line for line in records.metrics if "kind" not in line and "step" in line]
-    return steps, [line for line in records.metrics if line.get("kind") == "eval"]
+def join_sections(*sections: str) -> str:
+    """A Markdown document of those sections that are not empty."""
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def to_curves(path: Path) -> str:
     """Reward and held-out success, or the loss, over steps, as SVG."""
     records = RunRecords(path)
     records.refresh_metrics()
-    steps, checks = _split_metrics(records)
+    steps, checks = records.steps, records.evaluations
     name, ceiling = ("reward", 1.0) if any("reward" in line for line in steps) else ("loss", None)
     shown = thin([line for line in steps if name in line], 400)
     curves = [Curve(f"{name} of a step", [line["step"] for line in shown], [line[name] for line in shown])]
@@ -109,12 +107,8 @@ def _checks(checks: Sequence[dict[str, Any]]) -> str:
 
 
 def _ends(records: RunRecords) -> str:
-    ends: dict[str, int] = {}
-    blame: dict[str, int] = {}
-    for entry in records.entries():
-        ends[entry.end] = ends.get(entry.end, 0) + 1
-        if entry.blame:
-            blame[entry.blame] = blame.get(entry.blame, 0) + 1
+    ends = Counter(entry.end for entry in records.entries())
+    blame = Counter(entry.blame for entry in records.entries() if entry.blame)
     if not ends:
         return ""
     lines = [f"- {show_markdown(end)}: {count}" for end, count in sorted(ends.items())]
@@ -125,7 +119,7 @@ def _ends(records: RunRecords) -> str:
 
 
 def _changes(records: RunRecords) -> str:
-    """Dev tasks that the last evaluation solves and the first did not, and the other way round."""
+    """Dev tasks that the last evaluation solves and the first does not, and the reverse."""
     files = [name for name in sorted(records.files) if name.startswith("eval-")]
     if len(files) < 2:
         return ""
@@ -145,14 +139,14 @@ def _changes(records: RunRecords) -> str:
 
 
 def _link(records: RunRecords, entry: Entry) -> str:
-    """A conversation by its id, with its address on the page of `trialogue view`."""
+    """The id of a conversation, linked to the page of `trialogue view`."""
     name = records.path.resolve().name
     address = f"http://127.0.0.1:7878/#/run/{quote(name, safe='')}/{quote(entry.id, safe='')}"
     return f"[{show_code(entry.id)}]({address})"
 
 
-def _settings(records: RunRecords) -> str:
-    changed = find_changed(records)
+def to_settings_section(changed: Mapping[str, Any]) -> str:
+    """The settings that differ from the defaults, as Markdown."""
     if not changed:
         return "## Settings\n\nAll defaults."
     lines = [
@@ -161,13 +155,19 @@ def _settings(records: RunRecords) -> str:
     return "## Settings that are not the default\n\n" + "\n".join(lines)
 
 
-def _origin(about: dict[str, Any]) -> str:
+def to_origin_section(about: Mapping[str, Any], result: Mapping[str, Any] | None = None) -> str:
+    """What is needed to repeat a run, as Markdown: seed, versions, hashes, command."""
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     lines = [
         f"- seed: {about['seed']}",
         f"- versions: {show_markdown(versions)}",
         f"- begun: {show_markdown(about['created'])}",
     ]
+    if result is not None:
+        prompts, tasks = show_markdown(result["prompts"]), show_markdown(result["tasks_hash"])
+        lines.append(f"- prompts: {prompts}, tasks: {tasks}")
     lines += [f"- marked: {show_markdown(mark)}" for mark in about.get("marks", ())]
-    command = show_code(shlex.join(about["command"]), 2000)
-    return "## Origin\n\n" + "\n".join([*lines, f"- command: {command}"])
+    for name, note in (result or {}).get("notes", {}).items():
+        lines.append(f"- {show_markdown(name)}: {show_markdown(note)}")
+    lines.append(f"- command: {show_code(shlex.join(about['command']), 2000)}")
+    return "## Origin\n\n" + "\n".join(lines)

@@ -1,5 +1,4 @@
-"""What learning shows in the terminal: on a terminal a block that is drawn anew in place, elsewhere one plain
-line of `key=value` for each step."""
+"""Progress of training: on a terminal a block redrawn in place, elsewhere a line of `key=value` per step."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ from trialogue.screen import Screen, one_line
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 NO_SIGNAL = (
-    "nothing was learned: in no step did siblings, the conversations of one task, get different rewards. "
-    "Start from a model that solves some of the tasks (trialogue sft), or let it try more and other ways "
-    "(training.group_size, training.temperature)"
+    "nothing was learned: in every step, all conversations of a task got the same reward. "
+    "Start from a model that solves some of the tasks (trialogue sft), or sample more and more varied "
+    "conversations (training.group_size, training.temperature)"
 )
 CUT_OFF = (
     "nothing was learned: most replies were cut off at limits.reply_tokens before they said anything. A "
-    "model that does not know how to hold such a conversation has to imitate some first (trialogue sft)"
+    "model that cannot yet hold such a conversation must first imitate some (trialogue sft)"
 )
 
 
 @contextmanager
 def show_steps(quiet: bool = False, title: str = "", steps: int | None = None) -> Generator[Steps]:
-    """Follow learning: give the result to `train` or `sft` as `watch`, and its `started` too."""
+    """Show training progress: pass the result to `train` or `sft` as `watch`, and its `started` too."""
     console = Screen(stderr=True)
     shown = Steps(title, steps)
     if quiet:
@@ -57,7 +56,7 @@ def _print(line: str) -> None:
 
 
 class Steps:
-    """What is known of a run that learns; called with each step and its metrics."""
+    """The state of a training run as shown; called with each step and its metrics."""
 
     def __init__(self, title: str = "", steps: int | None = None) -> None:
         self.title, self.steps = title, steps
@@ -78,7 +77,7 @@ class Steps:
         self._said = 0.0
 
     def started(self, run: Path) -> None:
-        """Told the run directory as soon as there is one."""
+        """Take the run directory as soon as it exists."""
         self.run = run
 
     def __call__(self, step: int, metrics: dict[str, Any]) -> None:
@@ -90,12 +89,12 @@ class Steps:
             self.stopping = True
             if self.tell:
                 self.tell(
-                    f"stopping: step {self.step + 1} is finished and saved first, then the run ends; "
-                    "Ctrl-C again ends it at once, without this step"
+                    f"stopping: step {self.step + 1} is finished and saved, then the run ends; "
+                    "press Ctrl-C again to end at once without this step"
                 )
             return
         self.step = step
-        if (steps := metrics.get("steps", self.steps)) != self.steps:  # of a demonstration's next part
+        if (steps := metrics.get("steps", self.steps)) != self.steps:  # next part of a demonstration
             self.steps, self.durations, self.stepped = steps, [], monotonic()
         if kind == "eval":
             self.held_out_warnings = list(metrics.get("warnings", ()))
@@ -116,13 +115,13 @@ class Steps:
             self._say(metrics)
 
     def find_fault(self) -> str | None:
-        """Why nothing was learned, if no step changed anything."""
+        """Why nothing was learned, if no step changed the weights."""
         if not self.durations or self.changed:
             return None
         return CUT_OFF if self.last.get("cut_off", 0.0) > 0.5 else NO_SIGNAL
 
     def _say(self, metrics: dict[str, Any]) -> None:
-        """A line, at most every other second where steps are shorter than that."""
+        """Write a line; where steps are short, at most one every two seconds."""
         passed = monotonic() - self.began
         small = "loss" in metrics and "reward" not in metrics and "validation_loss" not in metrics
         small = small and not metrics.get("warnings")
@@ -151,9 +150,7 @@ class Steps:
             echo(f"  warning: {warning}", err=True)
 
     def _pace(self) -> float:
-        recent = (
-            self.durations[1:][-8:] or self.durations
-        )  # the first one has waited for all that came before
+        recent = self.durations[1:][-8:] or self.durations  # the first one includes the start-up
         return sum(recent) / len(recent)
 
     def _estimate(self) -> float | None:
@@ -209,15 +206,15 @@ class Steps:
 
     def _foot(self) -> Text:
         if self.stopping:
-            return one_line("finishing the step, then saving; ctrl-c again stops now", "yellow")
+            return one_line("finishing and saving the step; press ctrl-c again to stop now", "yellow")
         look = f"trialogue view {self.run.parent}" if self.run is not None else "trialogue view"
         if warnings := [*self.last.get("warnings", ()), *self.held_out_warnings]:
             return one_line(f"warning: {warnings[0]}", "yellow")
-        return one_line(f"look: {look}        stop: ctrl-c once saves and ends", "bright_black")
+        return one_line(f"watch: {look}        stop: ctrl-c once saves and ends", "bright_black")
 
 
 def spark(values: list[float]) -> str:
-    """A curve of small blocks.
+    """A curve drawn with block characters.
 
     >>> spark([0.0, 0.5, 1.0])
     '▁▅█'

@@ -1,4 +1,4 @@
-"""Two runs on the same tasks, task by task: what one does better, with a paired interval."""
+"""Compare two runs task by task, with a paired interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAWS = 2000
 
 
 def compare_runs(one: Path, other: Path) -> dict[str, Any]:
-    """The difference of two runs on the tasks both have: other minus one, with a 95 % paired bootstrap."""
+    """The difference `other - one` on the tasks both runs share, with a 95 % paired bootstrap interval."""
     before, after = _read(one), _read(other)
     shared = sorted(before.keys() & after.keys())
     if not shared:
@@ -55,10 +55,10 @@ def compare_runs(one: Path, other: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, list[Entry]]:
-    """The graded conversations of an evaluation, or of the last evaluation of a training, by task."""
+    """The graded conversations, by task, of an evaluation run or of a training run's last evaluation."""
     records = RunRecords(path)
     if not records.about:
-        raise RunError(f"{path} is no run directory: it has no run.json")
+        raise RunError(f"{path} is not a run directory: it has no run.json")
     records.refresh()
     records.wait()
     checks = [name for name in sorted(records.files) if name.startswith("eval-")]

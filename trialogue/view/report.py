@@ -1,9 +1,8 @@
-"""`report.md` of a run: the result in a sentence, tables with intervals, what was set, how to repeat it."""
+"""`report.md` of a run: the result in a sentence, tables with intervals, settings, how to repeat it."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections import defaultdict
 from itertools import zip_longest
 from pathlib import Path
@@ -18,35 +17,41 @@ from trialogue.reading import reading
 from trialogue.run import read_about, read_trajectories
 from trialogue.trajectory import Trajectory, tell_near_calls
 from trialogue.view.export import write_export
-from trialogue.view.learning import to_curves, to_learning_report
+from trialogue.view.learning import (
+    join_sections,
+    to_curves,
+    to_learning_report,
+    to_origin_section,
+    to_settings_section,
+)
 from trialogue.view.terminal import tell_failed
 
-BAKED = 40
-"""Conversations in the page beside the report."""
+EMBEDDED = 40
+"""Maximum number of conversations in the page beside the report."""
 LISTED = 50
-"""Longest list of names that models or tasks choose."""
+"""Maximum length of lists whose names come from models or tasks."""
 
 
 def write_report(path: Path) -> Path:
-    """Write the report of a run directory and say where it is."""
+    """Write the report of a run directory and return its path."""
     texts = to_texts(path)
     with relisting(path):
         for name, text in texts.items():
             write(path / name, text)
-        write_export(path, path / "report.html", most=BAKED)
+        write_export(path, path / "report.html", most=EMBEDDED)
     return path / "report.md"
 
 
 def to_texts(path: Path) -> dict[str, str]:
-    """What the report of a run directory consists of, besides its page: files and what is in them."""
+    """The text files of a run's report, by name. The page is written apart."""
     if read_about(path).get("kind") in ("train", "sft"):
         return {"report.md": to_learning_report(path), "curves.svg": to_curves(path)}
     return {"report.md": to_report(path)}
 
 
 def find_changes(path: Path) -> list[str]:
-    """Where the report of a run is not what its records give."""
-    if read_about(path).get("state") == "running":  # they are of an earlier moment
+    """The places where a report differs from what the run's records give."""
+    if read_about(path).get("state") == "running":  # the report was written earlier
         return []
     there = [name for name in ("report.md", "curves.svg") if (path / name).is_file()]
     texts = to_texts(path) if there else {}
@@ -61,7 +66,7 @@ def find_changes(path: Path) -> list[str]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """`result.json` of a finished run; for one that is not finished, an error that says how to go on."""
+    """Read `result.json` of a finished run. Raise an error that says how to resume an unfinished one."""
     about = read_about(path)
     kind, state = about.get("kind"), about.get("state")
     try:
@@ -73,7 +78,7 @@ def read_result(path: Path) -> dict[str, Any]:
     if result is None or state != "finished":
         raise RunError(
             f"{path} is not finished (its state is '{state}'), so there is nothing to report yet; "
-            f"go on with: trialogue {kind} --resume {path}"
+            f"resume it with: trialogue {kind} --resume {path}"
         )
     return result
 
@@ -83,16 +88,15 @@ def to_report(path: Path) -> str:
     about = read_about(path)
     result = read_result(path)
     if about["kind"] == "synthesize":
-        parts = [
+        return join_sections(
             f"# synthesize of {show_markdown(result['domain'])}",
             _corpus(result),
             _ledger(result),
             _settings(path, SynthesizeConfig),
-            _origin(about, result),
-        ]
-        return "\n\n".join(part for part in parts if part) + "\n"
+            to_origin_section(about, result),
+        )
     held = [item for item in read_trajectories(path) if item.reward is not None]
-    parts = [
+    return join_sections(
         f"# {show_markdown(about['kind'])} of {show_markdown(result['domain'])}",
         _sentence(result),
         _figures_table(result),
@@ -100,36 +104,29 @@ def to_report(path: Path) -> str:
         _spending(result),
         _tools(result),
         _losses(held),
-        _settings(path),
-        _origin(about, result),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        _settings(path, EvalConfig),
+        to_origin_section(about, result),
+    )
 
 
 def _corpus(result: dict[str, Any]) -> str:
-    """How many conversations were kept, by family, and why the others were not."""
+    """Number of accepted conversations by family, and of rejected ones by reason."""
     judge = f", judged by **{show_markdown(result['judge'])}**" if result["judge"] else ""
     parts = [
         f"**{result['accepted']}** of {result['held']} conversations were accepted.",
         f"{result['train']} are to train on, {result['validation']} for validation.",
         f"Agent: **{show_markdown(result['agent'])}**, user: **{show_markdown(result['user'])}**{judge}.",
         "## Rejected, by reason",
-        "\n".join(
-            [_row(["", "conversations"]), "|---|---:|"]
-            + [_row([show_cell(why), str(count)]) for why, count in result["reasons"].items()]
-        )
-        if result["reasons"]
-        else "None.",
+        _counts_table(result["reasons"]) if result["reasons"] else "None.",
         "## Accepted, by family",
-        "\n".join(
-            [_row(["", "conversations"]), "|---|---:|"]
-            + [
-                _row([show_cell(family or "none"), str(count)])
-                for family, count in result["families"].items()
-            ]
-        ),
+        _counts_table({family or "none": count for family, count in result["families"].items()}),
     ]
     return "\n\n".join(parts)
+
+
+def _counts_table(counts: dict[str, int]) -> str:
+    rows = [_row([show_cell(name), str(count)]) for name, count in counts.items()]
+    return "\n".join([_row(["", "conversations"]), "|---|---:|", *rows])
 
 
 def _sentence(result: dict[str, Any]) -> str:
@@ -207,7 +204,7 @@ def _spending(result: dict[str, Any]) -> str:
 
 
 def _ledger(result: dict[str, Any]) -> str:
-    """What endpoints were billed for, by role."""
+    """What the endpoints charged, by role."""
     if not result.get("ledger"):
         return ""
     lines = ["| | model | calls | prompt tokens | completion tokens | dollars |", "|---|---|" + "---:|" * 4]
@@ -229,7 +226,7 @@ def _tools(result: dict[str, Any]) -> str:
 
 
 def _losses(held: list[Trajectory]) -> str:
-    """Lost conversations by the first reason of each, the commonest first, with ids to look at."""
+    """Ids of lost conversations, grouped by reason, the most frequent reason first."""
     reasons: dict[str, list[Trajectory]] = defaultdict(list)
     for item in held:
         if item.reward is not None and item.reward.value < 1:
@@ -247,30 +244,6 @@ def _losses(held: list[Trajectory]) -> str:
     return "## Lost conversations\n\nUp to five of each kind.\n\n" + "\n".join(parts).rstrip()
 
 
-def _settings(path: Path, kind: type[Section] = EvalConfig) -> str:
+def _settings(path: Path, kind: type[Section]) -> str:
     data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    changed = difference_from_defaults(to_config(kind, data, "config.json"))
-    if not changed:
-        return "## Settings\n\nAll defaults."
-    lines = [
-        f"- {show_code(f'{key} = {json.dumps(value, ensure_ascii=False)}')}" for key, value in changed.items()
-    ]
-    return "## Settings that are not the default\n\n" + "\n".join(lines)
-
-
-def _origin(about: dict[str, Any], result: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines = [
-        f"- seed: {about['seed']}",
-        f"- versions: {show_markdown(versions)}",
-        f"- begun: {show_markdown(about['created'])}",
-    ]
-    lines.append(
-        f"- prompts: {show_markdown(result['prompts'])}, tasks: {show_markdown(result['tasks_hash'])}"
-    )
-    lines += [f"- marked: {show_markdown(mark)}" for mark in about.get("marks", ())]
-    lines += [
-        f"- {show_markdown(name)}: {show_markdown(note)}" for name, note in result.get("notes", {}).items()
-    ]
-    lines.append(f"- command: {show_code(shlex.join(about['command']), 2000)}")
-    return "## Origin\n\n" + "\n".join(lines)
+    return to_settings_section(difference_from_defaults(to_config(kind, data, "config.json")))

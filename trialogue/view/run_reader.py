@@ -1,5 +1,5 @@
-"""The files of a run directory, read as they grow. Nothing is ever written, and no run is held in memory:
-of a conversation only its entry is kept, its words stay on disk until somebody looks at them.
+"""Read the files of a run directory as they grow. Nothing is written. Only index entries stay in memory; a
+conversation is read from disk when it is shown.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trialogue.trajectory import Trajectory
 
 RUN = "run.json"
 _DEEPEST = 3
-"""How far below the folder runs are looked for; a demonstration has its runs one level down."""
+"""How many levels below the folder runs are searched; a demonstration has its runs one level down."""
 
 
-def find_file(run: Path, name: str) -> Path | None:
-    """A file of a run that may be read and shown. None where it is missing, no regular file (opening a pipe
-    would wait), or reached by a link that leads out of the run: whoever sent the run may have made it."""
+def find_run_file(run: Path, name: str) -> Path | None:
+    """A file of a run that may be read and shown. None if it is missing, is not a regular file (opening a
+    pipe would block), or is a link that leads out of the run: the run may come from someone else."""
     try:
         found = (run / name).resolve(strict=True)
         return found if found.is_file() and found.is_relative_to(run.resolve()) else None
@@ -39,7 +39,7 @@ def find_file(run: Path, name: str) -> Path | None:
 
 
 class Tail:
-    """A file of lines of a run that somebody may still be writing."""
+    """A file of lines that another process may still be appending to."""
 
     def __init__(self, run: Path, name: str) -> None:
         self.run, self.name = run, name
@@ -47,9 +47,9 @@ class Tail:
         self._node = 0
 
     def read(self) -> tuple[bool, list[tuple[int, bytes]]]:
-        """Whether the file was begun anew, and the whole lines since the last look with their places."""
+        """Whether the file was replaced, and the complete lines added since the last call, with offsets."""
         try:
-            path = find_file(self.run, self.name)
+            path = find_run_file(self.run, self.name)
             status = path.stat() if path is not None else None
         except OSError:
             path = status = None
@@ -74,7 +74,7 @@ class Tail:
 
 
 class Place(NamedTuple):
-    """Which part of a run a file of conversations belongs to: steps, evaluations, or the whole."""
+    """The part of a run that a file of conversations belongs to: a step, an evaluation, or the whole run."""
 
     part: str
     step: int | None
@@ -89,50 +89,50 @@ def to_place(file: str) -> Place:
 
 @dataclass(slots=True)
 class _File:
-    """What is known of one file of conversations."""
+    """One file of conversations, as far as it was read."""
 
     entries: list[Entry] = field(default_factory=list[Entry])
     covered: int = 0
-    """Bytes that the entries account for."""
+    """Number of bytes that the entries cover."""
     broken: int = 0
-    """Lines that are no conversation."""
+    """Number of lines that are not conversations."""
 
 
 class RunRecords:
-    """One run directory. `refresh` brings everything up to date; it costs what was written since."""
+    """One run directory. `refresh` reads only what was written since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics: list[dict[str, Any]] = []
         self.seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        """Where the time of each step went: agent, user, tools, rollout, update, evaluate."""
+        """Seconds of each step by part: agent, user, tools, rollout, update, evaluate."""
         self.timings: dict[str, int] = {}
-        """Where the line of each conversation stands in `timings.jsonl`."""
+        """Offset of each conversation's line in `timings.jsonl`."""
         self.files: dict[str, _File] = {}
         self.decisions: dict[str, dict[str, Any]] = {}
-        """Of synthesised conversations: which were taken, which were not, and why."""
+        """The decision about each synthesised conversation."""
         self.version = 0
-        """Another one whenever something was read."""
+        """Changes whenever something new was read."""
         self._versions = count(1)
         self.scanning = False
         self._scanner: Thread | None = None
         self.injuries: list[str] = []
-        """Which records are not as they were written, a line each."""
+        """One line for each record that is not as it was written."""
         self._inspected: tuple[Any, ...] = ()
         self._inspector: Thread | None = None
         self._listed: dict[str, dict[int, Entry]] = defaultdict(dict)
         self._ids: dict[str, Entry] | None = None
         self._groups: dict[tuple[str, str], list[Entry]] | None = None
         self._lock = Lock()
-        self._metrics_lock = Lock()  # the list of runs shows metrics and need not wait for conversations
+        self._metrics_lock = Lock()  # the list of runs needs metrics and must not wait for conversations
         names = ("metrics", "timings", "index", "decisions")
         self._tails = {name: Tail(path, f"{name}.jsonl") for name in names}
 
     # -- small files ---------------------------------------------------------------------------------------
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A small file of the run; empty where it is missing or half written."""
-        file = find_file(self.path, name)
+        """A small JSON file of the run; empty if it is missing or incomplete."""
+        file = find_run_file(self.path, name)
         if file is None:
             return {}
         try:
@@ -146,14 +146,24 @@ class RunRecords:
         return self.read_json("run.json")
 
     def written(self) -> float:
-        """When something was written last, as seconds since the epoch."""
+        """Time of the last write, in seconds since the epoch."""
         names = ("metrics.jsonl", "timings.jsonl", "index.jsonl", "run.json", "trajectories")
         return max(
             (file.lstat().st_mtime for name in names if os.path.lexists(file := self.path / name)),
             default=0.0,
         )
 
-    # -- what grows ----------------------------------------------------------------------------------------
+    # -- growing files -------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The metrics of training steps."""
+        return [line for line in self.metrics if "kind" not in line and "step" in line]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The metrics of held-out evaluations."""
+        return [line for line in self.metrics if line.get("kind") == "eval"]
 
     def refresh_metrics(self) -> None:
         """Read the new lines of `metrics.jsonl`."""
@@ -168,7 +178,7 @@ class RunRecords:
                 self.version = next(self._versions)
 
     def refresh(self) -> None:
-        """Read whatever is new. Conversations that no index lists are looked through in the background."""
+        """Read whatever is new. Conversations missing from the index are scanned in the background."""
         self.refresh_metrics()
         self._refresh_injuries()
         with self._lock:
@@ -182,14 +192,14 @@ class RunRecords:
         self._scanner.start()
 
     def wait(self) -> None:
-        """Until every conversation that is there has been looked through."""
+        """Wait until the background scans are done."""
         for thread in (self._scanner, self._inspector):
             if thread is not None:
                 thread.join()
 
     def _refresh_injuries(self) -> None:
-        """Look for injured records in the background: when the run is opened, when its state has changed, and
-        when a file of a run that has ended is no longer the same."""
+        """Look for injured records in the background when the run is opened, when its state changes, and when
+        a file of a finished run changes."""
         with self._metrics_lock:
             if self.is_inspecting:
                 return
@@ -205,7 +215,7 @@ class RunRecords:
         return self._inspector is not None and self._inspector.is_alive()
 
     def _sign(self) -> tuple[Any, ...]:
-        """What changes when a record does, as far as the file system tells."""
+        """Size and time of the run's records: these change when a record does."""
         names = [RUN, DIGESTS]
         if self.about.get("state") != "running":
             names += list_files(self.path)
@@ -233,7 +243,7 @@ class RunRecords:
             self.timings.clear()
             self.seconds.clear()
         for at, line in lines:
-            # The seconds of single turns come last and are most of the line; nobody asks for them yet.
+            # The seconds of single turns are most of the line and not needed yet.
             cut = line.find(b', "turns": [')
             value = _to_object(line if cut < 0 else line[:cut] + b"}")
             identity, step = value.get("id"), value.get("step")
@@ -260,7 +270,7 @@ class RunRecords:
             self._forget()
 
     def _refresh_index(self) -> dict[str, int]:
-        """Read the new lines of `index.jsonl`; gives the sizes of the files it should account for."""
+        """Read the new lines of `index.jsonl`; returns the sizes of the files it should cover."""
         anew, lines = self._tails["index"].read()
         if anew:
             self._listed.clear()
@@ -281,7 +291,7 @@ class RunRecords:
         for name, size in sizes.items():
             known = self.files.setdefault(name, _File())
             listed = self._listed[name]
-            # Entries count only where they follow each other without a gap and end inside the file.
+            # Accept entries only without gaps between them and inside the file.
             while (entry := listed.pop(known.covered, None)) is not None and entry.at + entry.bytes <= size:
                 known.entries.append(entry)
                 known.covered += entry.bytes
@@ -295,8 +305,7 @@ class RunRecords:
         self.version = next(self._versions)
 
     def _find_sizes(self) -> dict[str, int]:
-        """Bytes of each file of conversations, by name. Links are not followed, not even one in place of the
-        folder."""
+        """Size of each file of conversations, by name. Links are not followed, not even for the folder."""
         folder = self.path / "trajectories"
         try:
             if folder.is_symlink():
@@ -311,7 +320,7 @@ class RunRecords:
             return {}
 
     def _scan(self) -> None:
-        """Make the entries that are missing, by reading the conversations themselves."""
+        """Create missing entries by reading the conversations themselves."""
         try:
             for name in self._find_sizes():
                 known = self.files.get(name)
@@ -344,7 +353,7 @@ class RunRecords:
     # -- conversations -------------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[Entry]:
-        """All conversations, newest step last."""
+        """All conversations, the newest step last."""
         for name in sorted(self.files):
             yield from list(self.files[name].entries)
 
@@ -352,13 +361,13 @@ class RunRecords:
         return sum(len(file.entries) for file in self.files.values())
 
     def find(self, identity: str) -> Entry | None:
-        """The conversation of that id."""
+        """The conversation with an id."""
         if self._ids is None:
             self._ids = {entry.id: entry for entry in self.entries()}
         return self._ids.get(identity)
 
     def siblings(self, entry: Entry) -> list[Entry]:
-        """The conversations of its group: the same task in the same file."""
+        """The conversations of the same task in the same file."""
         return self.groups().get((entry.file, entry.task), [entry])
 
     def groups(self) -> dict[tuple[str, str], list[Entry]]:
@@ -378,8 +387,8 @@ class RunRecords:
             return source.read(entry.bytes)
 
     def read_seconds(self, identity: str) -> list[float]:
-        """Seconds of each turn of a conversation, where they are on record."""
-        at, file = self.timings.get(identity), find_file(self.path, "timings.jsonl")
+        """Seconds of each turn of a conversation; empty if not recorded."""
+        at, file = self.timings.get(identity), find_run_file(self.path, "timings.jsonl")
         if at is None or file is None:
             return []
         with file.open("rb") as source:
@@ -390,7 +399,7 @@ class RunRecords:
 
 
 def _to_seconds(value: Any) -> dict[Any, float]:
-    """What is a number of seconds; other things are passed over."""
+    """The numeric values; others are ignored."""
     known = cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
     return {name: seconds for name, seconds in known.items() if isinstance(seconds, int | float)}
 
@@ -411,7 +420,7 @@ def _scan_line(line: bytes, file: str, at: int) -> Entry | None:
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """The run directories in a folder, or the folder itself if it is one, by name. Links are not followed."""
+    """The run directories in a folder, by name, or the folder itself if it is one. Links are not followed."""
     if (root / "run.json").is_file():
         return {root.resolve().name: root}
     found: dict[str, Path] = {}

@@ -1,10 +1,10 @@
-"""The local page of a folder of runs: a few fixed files and a few questions, over HTTP.
+"""The local web page of a folder of runs: a few fixed files and a small JSON API.
 
-Nothing is ever changed: GET and HEAD are all there is. A request under a foreign host name is refused (a
-website could point its name at this machine), and so is one that another site's page makes.
+It is read-only: only GET and HEAD are allowed. Requests with a foreign host name are refused, because a
+website could point its name at this machine; so are requests made by other sites' pages.
 
-One event loop holds all connections, so a client that is slow or silent costs a socket and no thread. A few
-threads read runs. What is beyond a bound is told 503, at once.
+One event loop holds all connections, so a slow client costs a socket and no thread. A few threads read runs.
+Beyond its limits the server answers 503 at once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trialogue.view.api import Answers, Query
 from trialogue.view.connection import (
     HEAD_BYTES,
     BadRequest,
-    Request,
+    PageRequest,
     Response,
     end,
     read_request,
-    to_text,
+    to_text_response,
     write_response,
 )
 
@@ -44,17 +44,17 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-MODULES = (
+SCRIPTS = (
     *("dom.js", "source.js", "address.js", "charts.js", "list.js", "transcript.js", "why.js", "tokens.js"),
     *("compare.js", "conversation.js", "runs.js", "run.js", "app.js"),
 )
-"""The modules of the page, each after those it imports."""
-POLICY = (
+"""The page's modules, each after those it imports."""
+CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -69,32 +69,32 @@ _THREADS = 4
 
 
 def read_page() -> dict[str, bytes]:
-    """The files of the page by name; nothing else is ever served. All modules are one script, so that a
-    browser need not come back for what each of them imports."""
+    """The files of the page by name; no other file is served. All modules are joined into one script, so that
+    a browser makes one request."""
     page = {
         item.name: item.read_bytes()
         for item in files("trialogue.view").joinpath("page").iterdir()
         if Path(item.name).suffix in TYPES
     }
-    script = "\n".join(to_plain_script(page.pop(name).decode()) for name in MODULES)
+    script = "\n".join(to_plain_script(page.pop(name).decode()) for name in SCRIPTS)
     return {**page, "app.js": script.encode()}
 
 
 def to_plain_script(module: str) -> str:
-    """A module that needs no other: its imports are left out, as what they name stands before it."""
+    """A module without imports and exports: what it imports comes earlier in the same script."""
     without = re.sub(r"^import .*;\n", "", module, flags=re.MULTILINE)
     return re.sub(r"^export ", "", without, flags=re.MULTILINE)
 
 
 class PageServer:
-    """Serves a folder of runs. Port 0 takes any free one. It listens from the start and answers in
+    """Serve a folder of runs. Port 0 takes any free port. The server listens from the start and answers in
     `serve_forever`, which may run in any thread."""
 
     most_connections = 800
     most_questions = 64
-    """Different questions that are being answered or wait for a thread; equal ones share one answer."""
+    """Maximum number of different questions in progress or waiting; equal questions share one answer."""
     patience = 10.0
-    """Seconds in which a client has to send a whole head, or to take a piece of an answer."""
+    """Seconds a client may take to send a complete head or to receive a chunk."""
 
     def __init__(self, root: Path, host: str = "127.0.0.1", port: int = 7878) -> None:
         self.answers = Answers(root)
@@ -148,7 +148,7 @@ class PageServer:
         server.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one client, request after request."""
+        """Answer the requests of one client."""
         self._connections += 1
         try:
             if self._connections > self.most_connections:
@@ -163,7 +163,7 @@ class PageServer:
                 if not request.stays:
                     return
         except BadRequest as refusal:
-            await self._send(writer, to_text(refusal.status, str(refusal)))
+            await self._send(writer, to_text_response(refusal.status, str(refusal)))
             await end(reader, writer)
         finally:
             self._connections -= 1
@@ -178,21 +178,21 @@ class PageServer:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    async def _respond(self, request: Request) -> Response:
+    async def _respond(self, request: PageRequest) -> Response:
         if request.method not in ("GET", "HEAD"):
-            return to_text(HTTPStatus.NOT_IMPLEMENTED, "nothing can be changed here: ask with GET or HEAD")
+            return to_text_response(HTTPStatus.NOT_IMPLEMENTED, "this server is read-only: use GET or HEAD")
         if refusal := self._find_refusal(request):
-            return to_text(HTTPStatus.FORBIDDEN, refusal)
+            return to_text_response(HTTPStatus.FORBIDDEN, refusal)
         name = "page.html" if request.path == "/" else request.path.removeprefix("/")
         if name in self.page:
             return Response(HTTPStatus.OK, TYPES[Path(name).suffix], self.page[name])
         try:
             query = dict(parse_qsl(request.query, max_num_fields=_FIELDS))
         except ValueError:
-            return to_text(HTTPStatus.BAD_REQUEST, f"a question has at most {_FIELDS} fields")
+            return to_text_response(HTTPStatus.BAD_REQUEST, f"a query has at most {_FIELDS} fields")
         return await self._ask(request.path, query)
 
-    def _find_refusal(self, request: Request) -> str:
+    def _find_refusal(self, request: PageRequest) -> str:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.is_welcome(host):
             return "this server answers only under its own address"
@@ -204,8 +204,8 @@ class PageServer:
         return ""
 
     def is_welcome(self, host: str) -> bool:
-        """Whether a Host header names this machine: as loopback, as it was told to be called, or by number
-        (no website can make a browser send a number that is not its own)."""
+        """Whether a Host header names this machine: as loopback, by the configured host name, or by address
+        (a website cannot make a browser send an address that is not its own)."""
         found = _HOST.fullmatch(host)
         if found is None or int(found[2] or 0) > 65535:
             return False
@@ -221,7 +221,7 @@ class PageServer:
     # -- questions -------------------------------------------------------------------------------------------
 
     async def _ask(self, path: str, query: Query) -> Response:
-        """The answer to a question. Whoever asks what somebody else is just asking gets the same answer."""
+        """The answer to a question. Equal questions asked at the same time share one answer."""
         key = (path, tuple(query.items()))
         task = self._asked.get(key)
         if task is None:
@@ -234,7 +234,7 @@ class PageServer:
         return await asyncio.shield(task)
 
     def _find_answer(self, path: str, query: Query) -> Response:
-        """Runs in a thread. Whatever a run's files hold, there is an answer."""
+        """Answer in a thread, whatever the run's files contain."""
         try:
             status, answer = HTTPStatus.OK, self.answer(path, query)
             text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
@@ -242,12 +242,12 @@ class PageServer:
             status, text = HTTPStatus.NOT_FOUND, json.dumps({"error": str(error)})
         except Exception as error:  # noqa: BLE001 - files of any content are read here
             run = f"the run '{query['run']}'" if "run" in query else "the runs"
-            told = f"the files of {run} cannot be shown: {explain(error)}"
-            status, text = HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps({"error": told})
+            message = f"the files of {run} cannot be shown: {explain(error)}"
+            status, text = HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps({"error": message})
         return Response(status, "application/json; charset=utf-8", text.encode("utf-8", "replace"))
 
     def answer(self, path: str, query: Query) -> Any:
-        """The answer to a question of the page."""
+        """The data that the page asks for."""
         run, identity = query.get("run", ""), query.get("id", "")
         questions: dict[str, Callable[[], Any]] = {
             "/api/runs": lambda: {"folder": str(self.answers.root), "runs": self.answers.runs()},
@@ -263,14 +263,14 @@ class PageServer:
 
 
 def to_busy(text: str) -> Response:
-    return to_text(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}; ask again in a second")
+    return to_text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}; ask again in a second")
 
 
 def open_server(root: Path, host: str, port: int) -> PageServer:
-    """A server that listens; where the port is taken, an error that says what to do."""
+    """Open a listening server, or raise an error that says what to do if the port is taken."""
     try:
         return PageServer(root, host, port)
     except OSError as error:
         raise RunError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port, 0 takes any"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port (0: any free)"
         ) from None

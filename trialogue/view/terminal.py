@@ -1,4 +1,4 @@
-"""What a command shows in the terminal: live progress, then a table. Plain lines where nobody watches."""
+"""What a command shows in the terminal: live progress, then a table. Without a terminal: plain lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trialogue.trajectory import Trajectory, tell_near_calls
 
 @contextmanager
 def show_progress(quiet: bool = False) -> Generator[None]:
-    """A live line of what goes on, on a terminal; elsewhere `heartbeat` writes plain ones."""
+    """Show a live line of progress on a terminal; elsewhere `heartbeat` writes plain lines."""
     console = Screen(stderr=True)
     if quiet or not console.is_terminal:
         yield
@@ -41,11 +41,11 @@ def show_progress(quiet: bool = False) -> Generator[None]:
 
 
 def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
-    """An evaluation as a table: overall, by family, by level, and how conversations ended."""
+    """Show an evaluation as a table: overall, by family, by level, and how conversations ended."""
     console = console or Screen()
     title = f"{result['domain']} · {result['split']} · agent {result['agent']} · user {result['user']}"
     hats = [key for key in result if key.startswith("pass^") and "_" not in key]
-    shown = hats[:3]  # what fits into eighty columns; the others come below
+    shown = hats[:3]  # these fit into eighty columns; the others come below
     headings = ("", "tasks", *(shown[:1] or ["pass^1"]), "95 %", *shown[1:], "turns", "calls")
     rows: list[Row | None] = [_to_row("all", result, shown)]
     for part in ("families", "levels"):
@@ -76,7 +76,7 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
 
 
 def tell_failed(result: dict[str, Any]) -> str:
-    """How many conversations are in no figure, and how many attempts it took; empty where nothing failed."""
+    """How many conversations are in no figure, and how many attempts failed; empty if nothing failed."""
     missing, attempts = result["asked"] - result["conversations"], result["failed"]
     blame = ", ".join(f"{who} {count}" for who, count in result["blame"].items())
     tried = f"{attempts} attempt{'s' * (attempts != 1)}; blame: {blame}"
@@ -88,7 +88,7 @@ def tell_failed(result: dict[str, Any]) -> str:
 
 
 def spending(result: dict[str, Any]) -> list[str]:
-    """Tokens, money and time of an evaluation in words."""
+    """Tokens, money and time of an evaluation, one line per side."""
     lines: list[str] = []
     for side, used in result["sides"].items():
         if used["calls"]:
@@ -119,7 +119,7 @@ def _to_row(name: str, figures: dict[str, Any], hats: list[str]) -> Row:
 def show_why(
     trajectory: Trajectory, ended: str, changes: Sequence[tuple[str, Any, Any]], console: Screen
 ) -> None:
-    """Why a conversation ended and got its reward: the parts, the evidence, what changed in the database."""
+    """Show why a conversation ended and got its reward: parts, evidence, changes of the database."""
     reward = trajectory.reward
     lines: list[tuple[str, str]] = []
     if reward is None:
@@ -147,7 +147,7 @@ def _value(value: Any) -> str:
 
 
 def show_check(checked: dict[str, Any], played: int, console: Screen | None = None) -> None:
-    """The outcome of a check: every problem, grouped by what it is."""
+    """Show the outcome of a check, with equal problems grouped."""
     console = console or Screen()
     by_text: dict[str, list[str]] = {}
     for problem in checked["problems"]:
@@ -172,7 +172,7 @@ def show_check(checked: dict[str, Any], played: int, console: Screen | None = No
 
 
 def show_corpus(result: dict[str, Any], console: Screen | None = None) -> None:
-    """What a synthesis came to: how many were accepted, and why the others were not."""
+    """Show the result of a synthesis: how many conversations were accepted and why others were rejected."""
     console = console or Screen()
     title = f"{result['domain']} · agent {result['agent']} · user {result['user']}"
     rows = [("held", result["held"]), ("accepted", result["accepted"])]
@@ -190,7 +190,7 @@ def show_corpus(result: dict[str, Any], console: Screen | None = None) -> None:
 
 
 def show_conversation(trajectory: Trajectory, place: str, console: Screen) -> None:
-    """One conversation for a person to decide about: the user's scenario, what was said, what was found."""
+    """Show one conversation for review: the user's scenario, the turns, the verdicts so far."""
     console.rule(one_line(f"{place} · {trajectory.id} · {trajectory.end}"))
     console.print(block("  ", trajectory.task.instructions, "italic"), soft_wrap=True)
     for turn in trajectory.turns:
@@ -212,7 +212,7 @@ def show_conversation(trajectory: Trajectory, place: str, console: Screen) -> No
 def show_demo(
     before: dict[str, Any], after: dict[str, Any], summary: dict[str, Any], directory: Path
 ) -> None:
-    """What the demonstration came to, before and after learning from users."""
+    """Show the result of the demonstration, before and after reinforcement learning."""
     console = Screen()
     rows = [("all", before, after)]
     rows += [(name, before["families"][name], after["families"][name]) for name in before["families"]]
@@ -232,7 +232,7 @@ def _to_success(figures: dict[str, Any]) -> Row:
 
 
 def show_users(result: dict[str, Any], console: Screen | None = None) -> None:
-    """Several users side by side, and how often the outcome is the same with them."""
+    """Show several simulated users side by side, and how often their conversations end alike."""
     console = console or Screen()
     lines: dict[str, Callable[[dict[str, Any]], str]] = {
         "success %": lambda row: _percent(row["pass^1"]),

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What the token ids of a conversation stand for, by the tokenizer that lies in its run directory."""
+"""The texts of a conversation's token ids, by the tokenizer in its run directory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trialogue.run import list_checkpoints
-from trialogue.view.run_reader import find_file
+from trialogue.view.run_reader import find_run_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def to_pieces(turns: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
-    """The tokens of each sampled turn: ids, texts (none without a tokenizer), log-probabilities."""
+def to_shown_tokens(turns: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
+    """The tokens of each sampled turn: ids, texts (None without a tokenizer), log-probabilities."""
     tokenizer = _load(find_tokenizer(run))
     shown: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
@@ -24,9 +24,8 @@ def to_pieces(turns: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]
         if tokens is None:
             continue
         prompt, reply = tokens["prompt"], tokens["reply"]
-        texts = (
-            [None] * (len(prompt) + len(reply)) if tokenizer is None else split(tokenizer, [*prompt, *reply])
-        )
+        ids = [*prompt, *reply]
+        texts = [None] * len(ids) if tokenizer is None else _to_texts(tokenizer, ids)
         shown.append(
             {
                 "turn": number,
@@ -46,10 +45,10 @@ def to_pieces(turns: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]
 
 
 def find_tokenizer(run: Path) -> Path | None:
-    """`tokenizer.json` of a run, or of its model or newest checkpoint."""
+    """`tokenizer.json` of a run, of its model, or of its newest checkpoint."""
     steps = [f"checkpoints/{folder.name}/" for folder in reversed(list_checkpoints(run))]
     names = [f"{folder}tokenizer.json" for folder in ("", "model/", *steps)]
-    return next((file for name in names if (file := find_file(run, name)) is not None), None)
+    return next((file for name in names if (file := find_run_file(run, name)) is not None), None)
 
 
 @lru_cache(maxsize=2)
@@ -58,7 +57,7 @@ def _load(file: Path | None) -> Tokenizer | None:
         return None
     try:
         from tokenizers import Tokenizer
-    except ImportError:  # the core without its extras: ids are shown
+    except ImportError:  # installed without extras: ids are shown
         return None
     try:
         return Tokenizer.from_file(str(file))
@@ -66,8 +65,8 @@ def _load(file: Path | None) -> Tokenizer | None:
         return None
 
 
-def split(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each id. Where a letter is spread over several ids, the last of them shows it."""
+def _to_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each id. A letter that takes several ids is shown at the last of them."""
     texts: list[str] = []
     before: list[int] = []
     waiting: list[int] = []

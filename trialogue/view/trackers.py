@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportMissingModuleSource=false
-"""Metrics for the trackers people already use, through their own packages. Nothing else depends on them: the
-run directory holds everything anyway."""
+"""Send metrics to experiment trackers through their own packages. Nothing depends on them: the run directory
+holds everything."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from trialogue.errors import ConfigError
 
 
 class Tracker(NamedTuple):
-    """Where figures go: `log(step, figures)`, and `close()` when all is over."""
+    """An open tracker: `log(step, figures)`, and `close()` at the end."""
 
     log: Callable[[int, dict[str, float]], Any]
     close: Callable[[], Any]
 
 
 class Trackers:
-    """The trackers a run asked for; called with each step and its metrics, like every watcher."""
+    """The trackers of a run; called with each step and its metrics, like every watcher."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
         self._open: list[Tracker] = []
         for name in self.names:
-            _find_package(name)  # before anything is begun
+            _find_package(name)  # fail before the run starts
 
     def started(self, run: Path) -> None:
-        """Open them, under the name of the run."""
+        """Open the trackers under the name of the run."""
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
         self._open = [OPENERS[name](run, config) for name in self.names]
 
@@ -49,7 +49,7 @@ class Trackers:
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested figures, under names like `tools/get_order`."""
+    """The numbers in nested figures, under names such as `tools/get_order`."""
     flat: dict[str, float] = {}
     for key, value in metrics.items():
         if isinstance(value, dict):

@@ -39,7 +39,7 @@ def test_every_screen(hostile_page: Page, hostile: Site) -> None:
     expect(page.locator(".comparison")).to_be_visible()
     look(page)
     page.keyboard.press("t")
-    expect(page.locator("main")).to_contain_text("No token was recorded")
+    expect(page.locator("main")).to_contain_text("No tokens were recorded")
 
 
 def test_hostile_addresses(hostile_page: Page, hostile: Site) -> None:

@@ -143,7 +143,7 @@ def test_a_conversation_and_why(page: Page, site: Site) -> None:
     calls = sum(len(turn["message"].get("tool_calls", ())) for turn in spoken)
     expect(page.locator(".transcript .call")).to_have_count(calls)
     expect(page.locator(".transcript .call .answered .result")).to_have_count(calls)
-    expect(page.locator(".why")).to_contain_text("What the user was told")
+    expect(page.locator(".why")).to_contain_text("Instructions of the user")
     for part, value in told["trajectory"]["reward"]["parts"].items():
         expect(page.locator(f".part.{'good' if value else 'bad'}", has_text=part)).to_have_count(1)
     for difference in told["trajectory"]["reward"].get("differences", ()):

@@ -1,4 +1,4 @@
-// Everything one can look at has an address, so that it can be sent to somebody and come back as it was.
+// Every screen has an address, with its filters, so that it can be shared and restored.
 //   #/                        the runs
 //   #/run/NAME?filters        a run
 //   #/run/NAME/ID?filters     a conversation; view=tokens, view=compare&with=ID

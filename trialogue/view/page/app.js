@@ -1,4 +1,4 @@
-// The page: which screen is open, what the keys do, and looking again while a run goes on.
+// The page: which screen is open, what the keys do, and refreshing while a run goes on.
 
 import { h, fill, plain } from "./dom.js";
 import { baked } from "./source.js";
@@ -8,7 +8,7 @@ import { RunScreen } from "./run.js";
 import { ConversationScreen } from "./conversation.js";
 
 const KEYS = [
-  ["j k", "next, previous: run, conversation"], ["Enter", "open what is marked"], ["h l", "previous, next sibling of the task"], ["t", "tokens: what was learned from"], ["c", "compare with a sibling"], ["/", "search"], ["u", "up"], ["?", "this help"],
+  ["j k", "next, previous: run, conversation"], ["Enter", "open the marked row"], ["h l", "previous, next sibling of the task"], ["t", "tokens used for learning"], ["c", "compare with a sibling"], ["/", "search"], ["u", "up"], ["?", "this help"],
 ];
 const MOVES = new Set(["j", "k", "h", "l", "t", "c", "u"]);
 const place = document.getElementById("main");
@@ -36,7 +36,7 @@ async function open() {
   if (own === screen) { opened = true; pressWaiting(); }
 }
 
-/** Give a key to the screen. When that leads elsewhere, the next keys are meant for the screen to come. */
+/** Pass a key to the screen. If that opens another screen, the next keys are meant for the new one. */
 function press(key) {
   const here = location.hash;
   const used = screen?.key(key);
@@ -44,7 +44,7 @@ function press(key) {
   return used;
 }
 
-/** Keys that were pressed while a screen was opening: each acts on the screen it was meant for. */
+/** Handle keys that were pressed while a screen was opening. */
 function pressWaiting() {
   while (waiting.length && opened) press(waiting.shift());
 }
@@ -54,7 +54,7 @@ function drawCrumbs() {
   fill(document.getElementById("crumbs"), h("ol", {}, crumbs.map(([name, address], index) => h("li", {}, h("a", { href: address, "aria-current": index === crumbs.length - 1 ? "page" : null }, plain(name))))));
 }
 
-/** Look again: soon where something is going on, seldom otherwise, never while nobody looks. */
+/** Refresh: often while a run goes on, rarely otherwise, never while the page is hidden. */
 async function follow() {
   const own = screen;
   if (!busy && !document.hidden && own?.refresh) {

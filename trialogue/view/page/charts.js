@@ -1,4 +1,4 @@
-// Small charts by hand. The legend shows the newest values, or those under the pointer, in all charts at once.
+// Small SVG charts. The legend shows the newest values, or those under the pointer, in all charts at once.
 
 import { h, s, toNumber, toPercent, toRange, toTick } from "./dom.js";
 
@@ -11,7 +11,7 @@ const TOP = 6;
 
 export const DOUBLE = WIDE;
 
-/** Charts that share their steps: pointing at one points at all, a click picks the step. */
+/** Charts over the same steps: pointing at one points at all, a click selects the step. */
 export class Charts {
   constructor(steps, onPick) {
     this.steps = steps;
@@ -23,7 +23,7 @@ export class Charts {
     for (const pointer of this.pointers) pointer(index);
   }
 
-  /** Lines over steps. A line has name, values, and perhaps `low` and `high` for a band, `steps` of its own. */
+  /** Lines over steps. A line has a name and values, optionally `low` and `high` for a band, and own `steps`. */
   lines(title, lines, { unit = toNumber, floor = 0, ceiling = null, hint = "", wide = NARROW } = {}) {
     const shown = lines.filter((line) => line.values?.some((value) => value !== null && value !== undefined));
     if (!shown.length) return null;
@@ -46,7 +46,7 @@ export class Charts {
     });
   }
 
-  /** Layers laid on each other over steps. */
+  /** Stacked layers over steps. */
   stack(title, layers, { unit = toNumber, hint = "", wide = NARROW } = {}) {
     const shown = layers.filter((layer) => layer.values?.some((value) => value > 0));
     if (!shown.length) return null;
@@ -159,7 +159,7 @@ function toBand(high, low, x, y) {
   return `M${over.join("L")}L${under.join("L")}Z`;
 }
 
-/** A curve as small as a word. */
+/** A word-sized curve. */
 export function spark(values, wide = 92, tall = 20) {
   const known = values.filter(isNumber);
   if (known.length < 2) return h("span", { class: "muted" }, "–");
@@ -170,7 +170,7 @@ export function spark(values, wide = 92, tall = 20) {
     s("path", { class: "line c0", d: toPath(values, x, y) }), s("circle", { class: "dot c0", cx: x(values.length - 1), cy: y(known[known.length - 1]), r: 2.2 }));
 }
 
-/** Shares with intervals, one bar a line. `pick` makes a bar a button. */
+/** Shares with intervals, one bar per line. `pick` makes the names buttons. */
 export function bars(title, items, { unit = (value) => toPercent(value), most = 1, pick = null } = {}) {
   if (!items.length) return null;
   const rows = items.map((item) => {

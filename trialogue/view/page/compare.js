@@ -1,10 +1,10 @@
-// Two conversations of a group side by side: what they share once, then both from their first difference on.
+// Two conversations of a group side by side: the shared start once, then both from their first difference on.
 
 import { h, plain, toOutcome } from "./dom.js";
 import { mark } from "./list.js";
 import { drawBlock, toBlocks } from "./transcript.js";
 
-/** Who to compare with where nobody was named: the best sibling, or the worst where this is the best. */
+/** The default sibling to compare with: the best one, or the worst if this conversation is the best. */
 export function chooseOther(entry, siblings) {
   const others = siblings.filter((item) => item.id !== entry.id);
   const value = (item) => item.reward ?? -1;
@@ -36,7 +36,7 @@ function toKey({ turn, calls }) {
   return JSON.stringify([turn.side, turn.message.role, turn.message.content ?? "", results]);
 }
 
-/** Marks the words in which two texts differ, leaving alike beginnings and ends as they are. */
+/** Mark the words in which two texts differ, between their common start and end. */
 function findDifference(left, right) {
   const [a, b] = [left.split(/(?<=\s)/), right.split(/(?<=\s)/)];
   let start = 0;

@@ -1,4 +1,4 @@
-// The screen of one conversation: the transcript, why it was graded so, its siblings, its tokens.
+// The screen of one conversation: the transcript, the reasons for its reward, its siblings, its tokens.
 
 import { h, fill, plain, toOutcome } from "./dom.js";
 import { ask } from "./source.js";
@@ -87,7 +87,7 @@ export class ConversationScreen {
     return h("nav", { class: "neighbours", "aria-label": "Neighbours in the list" }, link(previous, "↑", "previous in the list"), link(next, "↓", "next in the list"), place === null ? null : h("span", { class: "muted" }, ` ${place + 1} of ${total.toLocaleString("en")}`));
   }
 
-  /** The sibling so many places away, round and round. */
+  /** The sibling that many positions away, cyclically. */
   sibling(by) {
     const { siblings } = this.told;
     const at = siblings.findIndex((item) => item.id === this.id);

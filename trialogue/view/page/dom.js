@@ -1,13 +1,13 @@
-// Elements, made of text only: nothing a model, a tool or a task wrote is ever read as HTML.
+// Elements built from text nodes only: text of a model, tool or task is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with properties, listeners (on…), attributes and children; texts become text nodes. */
+/** An element with attributes, listeners (on…) and children; strings become text nodes. */
 export function h(name, props = {}, ...children) {
   return build(document.createElement(name), props, children);
 }
 
-/** The same for SVG. */
+/** An SVG element, made like `h`. */
 export function s(name, props = {}, ...children) {
   return build(document.createElementNS(SVG, name), props, children);
 }
@@ -29,15 +29,15 @@ export function fill(node, ...children) {
   return node;
 }
 
-// Control characters, direction marks and invisible letters would change what one sees, or hide something.
+// Control characters, direction marks and invisible characters could change or hide what is shown.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** A text as it is, with whatever cannot be seen spelt out. */
+/** A text with its invisible characters spelt out. */
 export function plain(text) {
   const parts = [];
   let from = 0;
   for (const found of String(text).matchAll(UNSEEN)) {
-    parts.push(text.slice(from, found.index), h("span", { class: "unseen", title: "cannot be seen as it is" }, toName(found[0])));
+    parts.push(text.slice(from, found.index), h("span", { class: "unseen", title: "invisible character" }, toName(found[0])));
     from = found.index + 1;
   }
   parts.push(String(text).slice(from));
@@ -70,7 +70,7 @@ export function toRange(low, high) {
   return `${(100 * low).toFixed(0)}–${(100 * high).toFixed(0)} %`;
 }
 
-/** A number on an axis, as short as can be. */
+/** A number on an axis, as short as possible. */
 export function toTick(value) {
   return Math.abs(value) >= 10000 ? `${Number((value / 1000).toPrecision(3))}k` : String(Number(value.toPrecision(3)));
 }
@@ -88,7 +88,7 @@ export function toCount(number, what) {
   return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 }
 
-/** How long ago, of a date or of seconds since the epoch. */
+/** How long ago a date, or a time in seconds since the epoch, was. */
 export function toAgo(when) {
   const then = typeof when === "number" ? when * 1000 : Date.parse(when);
   if (!then) return "–";
@@ -104,7 +104,7 @@ export function toOutcome(reward) {
   return reward >= 1 - 1e-6 ? "won" : reward <= 0 ? "lost" : "between";
 }
 
-/** A JSON value as one would write it down. */
+/** A JSON value as text; `nothing` if there is none. */
 export function toJson(value, indent) {
   return value === undefined || value === null ? "nothing" : typeof value === "string" && !indent ? `"${value}"` : JSON.stringify(value, null, indent);
 }

@@ -1,4 +1,4 @@
-// The list of conversations: only the rows in sight are there, and only their pages were asked for.
+// The list of conversations: only visible rows are in the document, and only their pages are requested.
 
 import { h, fill, plain, toNumber, toOutcome } from "./dom.js";
 import { ask, clean } from "./source.js";
@@ -47,7 +47,7 @@ export class ConversationList {
     return this;
   }
 
-  /** Ask again, keeping what is on the screen until the answer is there. */
+  /** Load again, keeping the shown rows until the answer arrives. */
   async renew() {
     if (this.filters.text) return;
     const before = this.pages;
@@ -68,13 +68,13 @@ export class ConversationList {
     this.draw();
   }
 
-  /** Columns that say nothing in this run are left out. */
+  /** Hide columns that are empty in this run. */
   hide(rows) {
     const empty = { step: (row) => row.step === null, group: (row) => row.group.length < 2, tokens: (row) => !row.tokens, advantage: (row) => row.advantage === null };
     for (const [name, says] of Object.entries(empty)) this.table.classList.toggle(`without-${name}`, rows.every(says));
   }
 
-  /** Text is looked for little by little; what is found shows at once. */
+  /** Search text in steps; results are shown as they are found. */
   async search() {
     const turn = this.turn;
     let offset = 0;
@@ -110,7 +110,7 @@ export class ConversationList {
     for (let index = first; index < last; index += 1) shown.push(this.line(index));
     fill(this.body, spacer(first * ROW), shown, spacer((this.total - last) * ROW));
     this.table.setAttribute("aria-rowcount", String(this.total + 1));
-    if (!this.total) fill(this.body, h("tr", {}, h("td", { colspan: HEADINGS.length, class: "empty" }, "No conversation passes these filters.")));
+    if (!this.total) fill(this.body, h("tr", {}, h("td", { colspan: HEADINGS.length, class: "empty" }, "No conversation matches these filters.")));
   }
 
   line(index) {
@@ -132,7 +132,7 @@ export class ConversationList {
       h("td", { class: "words" }, plain(row.found ?? row.says)));
   }
 
-  /** Move the mark; gives the row it is on. */
+  /** Move the mark and return its row. */
   move(by) {
     this.marked = Math.min(Math.max(0, this.marked + by), this.total - 1);
     const top = this.marked * ROW;
@@ -149,21 +149,21 @@ function spacer(height) {
   return row;
 }
 
-/** A reward as a sign and a number. */
+/** A reward as a symbol and a number. */
 export function mark(reward) {
   const outcome = toOutcome(reward);
   const signs = { won: "✓", lost: "✗", between: "~", none: "!" };
   return h("span", { class: `mark ${outcome}` }, h("span", { "aria-hidden": "true" }, signs[outcome]), " ", outcome === "none" ? "failed" : toNumber(reward));
 }
 
-/** The conversations of a group as small squares, filled where won. */
+/** The conversations of a group as small squares, filled if won. */
 export function squares(group, own) {
   if (group.length < 2) return "";
   const won = group.filter(([, reward]) => toOutcome(reward) === "won").length;
   return h("span", { class: "squares", role: "img", "aria-label": `${won} of ${group.length} won` }, group.slice(0, 16).map(([id, reward]) => h("i", { class: `${toOutcome(reward)} ${id === own ? "own" : ""}` })));
 }
 
-/** A generated task's id without what all of them share. */
+/** A generated task's id without the prefix that all of them share. */
 export function toShort(task) {
   const found = /^[a-z0-9]+-(train|dev|test)-\d+-\d+-(.+)$/.exec(task);
   return found ? found[2] : task;

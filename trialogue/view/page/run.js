@@ -1,4 +1,4 @@
-// The screen of one run: how it goes, whether it is healthy, and its conversations.
+// The screen of one run: progress, health, and its conversations.
 
 import { h, s, fill, plain, toCount, toNumber, toPercent, toSeconds, toAgo } from "./dom.js";
 import { ask, baked } from "./source.js";
@@ -95,7 +95,7 @@ export class RunScreen {
     fill(this.charts, shown.filter(Boolean));
   }
 
-  /** Figures that say whether learning is sound, each on a scale of its own. */
+  /** Figures that show whether learning is healthy, each on its own scale. */
   signals(series, charts) {
     const names = { entropy: "entropy", kl: "KL from the start", clip_share: "clipped", logprob_gap: "sampler–trainer gap", grad_norm: "gradient norm", no_signal: "groups without signal", cut_off: "cut off", unique_replies: "different replies", learning_rate: "learning rate" };
     const share = new Set(["clip_share", "no_signal", "cut_off", "unique_replies"]);
@@ -129,7 +129,7 @@ export class RunScreen {
     const decided = Object.entries(decisions).filter(([name]) => ["accepted", "to review", "reviewed", "rejected"].includes(name));
     notes.push(...decided.map(([verdict, number]) => h("button", { type: "button", class: `link ${verdict === "rejected" ? "bad" : ""}`, onclick: () => this.narrow({ verdict }) }, `${number.toLocaleString("en")} ${verdict}`)));
     if (health.near_calls) notes.push(h("p", { class: "bad", role: "status" }, health.near_calls));
-    if (scanning) notes.push(h("span", {}, "looking through conversations …"));
+    if (scanning) notes.push(h("span", {}, "scanning conversations …"));
     const share = (number) => (number / count < 0.001 ? "< 0.1 %" : toPercent(number / count, number / count < 0.01 ? 1 : 0));
     const links = ends.map(([end, number]) => h("button", { type: "button", class: `link ${end}`, title: `${number} conversations`, onclick: () => this.narrow({ end }) }, h("i", { "aria-hidden": "true" }), `${end.replace("_", " ")} ${share(number)}`));
     const strip = s("svg", { class: "segments", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
@@ -185,7 +185,7 @@ export class RunScreen {
     return h("label", {}, label, box);
   }
 
-  /** Show only what passes; the address says the same. */
+  /** Change the filters, also in the page's address. */
   narrow(change) {
     this.filters = change === null ? {} : onlyFilters({ ...this.filters, ...change });
     history.replaceState(null, "", toRun(this.name, this.filters));
@@ -239,7 +239,7 @@ function sumUp(values) {
   return values.map((value) => (total += value ?? 0));
 }
 
-/** Of synthesised conversations: what was taken, by family, and why others were not. */
+/** Of synthesised conversations: how many were accepted, by family, and why others were rejected. */
 function corpusCharts(result, pick) {
   const counts = (items, colour, key = null) => Object.entries(items ?? {}).map(([name, value]) => ({ name: name.replaceAll("_", " "), id: key && name, value, colour }));
   const shown = (title, items, choose = null) => bars(title, items, { unit: (value) => value.toLocaleString("en"), most: Math.max(1, ...items.map((item) => item.value)), pick: choose && ((item) => choose(item.id)) });

@@ -1,4 +1,4 @@
-// Where answers come from: the server, or what was baked into an exported file.
+// Where data comes from: the server, or the data embedded in an exported file.
 
 const box = document.getElementById("baked");
 export const baked = box ? JSON.parse(box.textContent) : null;

@@ -1,11 +1,11 @@
-// The tokens behind a conversation: what was learned from is tinted by its advantage, what was only read is grey.
+// The tokens of a conversation: sampled ones are tinted by their advantage, observed ones are grey.
 
 import { h, toNumber } from "./dom.js";
 
 const FOLDED = 160;
 
 export function drawTokens({ advantage, turns }) {
-  if (!turns.length) return h("p", { class: "muted" }, "No token was recorded: the agent was no model of this process.");
+  if (!turns.length) return h("p", { class: "muted" }, "No tokens were recorded: the agent's model did not run in this process.");
   const tone = advantage === null || advantage === undefined || advantage === 0 ? "flat" : advantage > 0 ? "up" : "down";
   const told = h("p", { class: "told", role: "status" }, "Point at a token.");
   const strength = Math.min(1, Math.abs(advantage ?? 0) / 2);
@@ -20,7 +20,7 @@ export function drawTokens({ advantage, turns }) {
     h("p", { class: "legend" },
       h("span", { class: "token trained" }, tone === "flat" ? "sampled" : "learned from"), ` ${sampled} tokens`, tone === "flat" ? (advantage === 0 ? ", advantage 0" : ", not learned from") : `, advantage ${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`,
       " · ", h("span", { class: "token" }, "only read"), ` ${observed} tokens`,
-      " · ", h("span", { class: "token trained unsure" }, "unlikely"), " below even odds",
+      " · ", h("span", { class: "token trained unsure" }, "unlikely"), " probability below 0.5",
       turns.some((turn) => turn.prompt[0]?.[1] === null) ? " · no tokenizer here: ids are shown" : ""),
     told,
     rows.map((row, number) => h("section", { class: "row" }, rows.length > 1 ? h("h3", {}, `row ${number + 1}`) : null, h("div", { class: "stream" }, row.map((turn) => [drawObserved(turn), drawReply(turn)])))));

@@ -1,11 +1,11 @@
-// A conversation as a document: one column, a coloured rule by side, a call and its result as one block.
+// A conversation as a document: one column, a coloured rule per side, a call and its result in one block.
 
 import { h, plain, toSeconds } from "./dom.js";
 
 const LONGEST = 8;
 const NAMES = { agent: "Agent", user: "User" };
 
-/** Turns with the results of their calls: what a reader takes in at once. */
+/** Turns together with the results of their calls. */
 export function toBlocks(turns, seconds = []) {
   const blocks = [];
   const waiting = new Map();
@@ -59,14 +59,14 @@ function drawCall({ call, result }) {
     result ? h("div", { class: "answered" }, h("span", { class: "arrow", "aria-label": "result" }, "↳"), h("div", { class: "result", dir: "auto" }, fold(result.turn.message.content))) : h("div", { class: "answered muted" }, "no result"));
 }
 
-/** `(order_id="W1", total=3)`, or the raw text where it was no object. */
+/** `(order_id="W1", total=3)`, or the raw text if the arguments were not an object. */
 export function writeArguments(given = {}) {
   if (typeof given === "string") return h("span", { class: "bad" }, " ", plain(given));
   const parts = Object.entries(given).map(([key, value], number) => [number ? ", " : "", h("span", { class: "argument" }, plain(key)), "=", h("span", { class: "value" }, plain(JSON.stringify(value)))]);
   return ["(", parts, ")"];
 }
 
-/** A long text behind a button, its first lines in sight. JSON is set out. */
+/** A text of which only the first lines are shown, with a button for the rest. JSON is formatted. */
 export function fold(text) {
   const shown = setOut(text);
   const lines = shown.split("\n");
@@ -84,7 +84,7 @@ export function fold(text) {
   return [box, " ", button];
 }
 
-/** JSON with one line for each field of the outermost object, if it is JSON and longer than a line. */
+/** Long JSON with one line per field of the outermost object; other text unchanged. */
 function setOut(text) {
   if (text.length < 90 || !/^\s*[[{]/.test(text)) return text;
   try {
@@ -97,7 +97,7 @@ function setOut(text) {
   }
 }
 
-/** JSON on one line, with room after commas and colons. */
+/** JSON on one line, with spaces after commas and colons. */
 function toLine(value) {
   if (Array.isArray(value)) return `[${value.map(toLine).join(", ")}]`;
   if (value && typeof value === "object") return `{${Object.entries(value).map(([key, item]) => `${JSON.stringify(key)}: ${toLine(item)}`).join(", ")}}`;

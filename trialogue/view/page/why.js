@@ -1,4 +1,4 @@
-// Why a conversation got its reward, and everything else there is to know about it.
+// Why a conversation got its reward, and all other details about it.
 
 import { h, plain, toJson, toSeconds } from "./dom.js";
 import { writeArguments } from "./transcript.js";
@@ -11,7 +11,7 @@ export function drawWhy({ trajectory, prompts, seconds, entry, decision }) {
     drawExpected(task.expected),
     drawFindings(trajectory),
     drawAdvantage(entry),
-    more("What the user was told", h("div", { class: "text document", dir: "auto" }, plain(task.instructions)), true),
+    more("Instructions of the user", h("div", { class: "text document", dir: "auto" }, plain(task.instructions)), true),
     drawDocuments("Policy", prompts.policies),
     drawDocuments("Prompt of the user's model", prompts.users),
     drawTools("Tools of the agent", prompts.tools),
@@ -43,7 +43,7 @@ function drawDifference({ path, expected, actual }) {
 }
 
 function drawFailure({ error, blame }) {
-  return h("div", { class: "part bad" }, h("h3", {}, h("span", { class: "sign", "aria-hidden": "true" }, "!"), " failed, never scored"), h("p", {}, plain(error ?? "no reason on record")), blame ? h("p", {}, `to blame: ${blame}`) : null);
+  return h("div", { class: "part bad" }, h("h3", {}, h("span", { class: "sign", "aria-hidden": "true" }, "!"), " failed, no reward"), h("p", {}, plain(error ?? "no reason recorded")), blame ? h("p", {}, `to blame: ${blame}`) : null);
 }
 
 function toEnd({ end, turns }, seconds) {
@@ -56,11 +56,11 @@ function drawExpected(expected) {
   const calls = (expected.calls ?? []).map((call) => h("li", { class: "call-line" }, h("span", { class: "tool-name" }, plain(call.name)), writeArguments(call.arguments)));
   const say = (expected.say ?? []).map((words) => h("li", {}, "says ", h("q", {}, plain([words].flat().join(" or ")))));
   const holds = (expected.assertions ?? []).map((item) => h("li", { class: "call-line" }, h("span", { class: "tool-name" }, plain(item.name)), writeArguments(item.arguments), ` is ${item.value ?? true}`));
-  const nothing = expected.nothing ? [h("li", {}, "nothing is to be done")] : [];
+  const nothing = expected.nothing ? [h("li", {}, "nothing should be done")] : [];
   return h("section", {}, h("h2", {}, "Expected"), h("ul", { class: "expectations" }, calls, say, holds, nothing));
 }
 
-/** Whether a synthesised conversation was taken into the corpus, and what each stage said. */
+/** Whether a synthesised conversation was accepted into the corpus, and the verdict of each stage. */
 function drawDecision(decision) {
   if (!decision) return null;
   const { accepted, verdicts = [] } = decision;
@@ -72,7 +72,7 @@ function drawDecision(decision) {
       verdict.note && !verdict.reasons?.includes(verdict.note) ? h("p", {}, plain(verdict.note)) : null,
       verdict.scores ? h("p", { class: "muted" }, Object.entries(verdict.scores).map(([point, score]) => `${point} ${score}`).join(" · ")) : null,
       (verdict.flaws ?? []).map((flaw) => h("p", {}, h("b", {}, flaw.check), " ", toTurn(flaw.turn), " ", plain(flaw.text))))),
-    waits ? h("p", { class: "muted" }, "Nobody has reviewed it: trialogue review asks about it.") : null);
+    waits ? h("p", { class: "muted" }, "Not reviewed yet: trialogue review will show it.") : null);
 }
 
 function toTurn(turn) {
@@ -83,16 +83,16 @@ function toTurn(turn) {
 function drawFindings({ findings = [], excluded }) {
   if (!findings.length) return null;
   return h("section", { class: "findings" }, h("h2", {}, "Audit of the user"),
-    excluded ? h("p", { class: "bad" }, "Left out: graded, but in no baseline and no figure.") : null,
+    excluded ? h("p", { class: "bad" }, "Excluded: graded, but in no baseline and no figure.") : null,
     findings.map((item) => h("div", { class: "part bad" }, h("h3", {}, item.kind.replaceAll("_", " "), " ", toTurn(item.turn)), h("p", {}, plain(item.evidence), item.by === "judge" ? h("span", { class: "muted" }, " (a judge)") : null))));
 }
 
 function drawAdvantage({ advantage }) {
   if (advantage === null || advantage === undefined) return null;
-  return h("section", {}, h("h2", {}, "Learning"), h("p", {}, "Advantage ", h("b", { class: advantage > 0 ? "good" : "bad" }, `${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`), ": what every sampled token was learned with."));
+  return h("section", {}, h("h2", {}, "Learning"), h("p", {}, "Advantage ", h("b", { class: advantage > 0 ? "good" : "bad" }, `${advantage > 0 ? "+" : ""}${advantage.toFixed(3)}`), ": the weight of every sampled token in learning."));
 }
 
-/** Whatever else was noted down. */
+/** Everything else in the conversation's metadata. */
 function drawNotes(meta = {}) {
   const notes = Object.entries(meta).filter(([key]) => !["domain", "advantage"].includes(key));
   return notes.length ? more("Notes", h("div", {}, notes.map(([key, value]) => h("div", { class: "note" }, h("h3", {}, key), typeof value === "string" ? h("p", {}, plain(value)) : raw(value))))) : null;
