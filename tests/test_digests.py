@@ -79,7 +79,7 @@ def test_resume_score_and_report_name_file_and_line(
     run: Path, change: Callable[[list[bytes]], list[bytes]], told: str
 ) -> None:
     change_lines(run / "trajectories" / "eval.jsonl", change)
-    for words in (("eval", "--resume", run), ("score", run), ("report", run)):
+    for words in (("eval", "--resume", run), ("score", run), ("report", run), ("users", "audit", run)):
         done = ask(*words)
         assert done.returncode == 1
         assert done.stdout == ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from trialogue.activity import counting
 from trialogue.config import EvalConfig
+from trialogue.digests import refuse_injured
 from trialogue.run import read_trajectories
 from trialogue.score.audit import Case, audit, find_values, has_value
 from trialogue.score.evaluate import Progress, evaluate
@@ -114,6 +115,8 @@ def audit_file(
 ) -> list[dict[str, Any]]:
     """What the rules find in recorded conversations; failed ones have nothing to look at. A domain that only
     the record names is run as code where the record is trusted."""
+    if path.is_dir():
+        refuse_injured(path)
     domains: dict[str, Domain] = {}
     rows: list[dict[str, Any]] = []
     for item in counting("auditing users", read_trajectories(path)):

@@ -148,13 +148,12 @@ def _find_code_claims(config: Section) -> Iterator[Claim]:
 
 def find_references(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Seam]]:
     """The settings that may name code (those of the type `Reference`), with their values."""
-    for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{prefix}{name}"
+    for name, value in section:
+        seams = [mark for mark in type(section).model_fields[name].metadata if isinstance(mark, Seam)]
         if isinstance(value, Section):
-            yield from find_references(value, f"{key}.")
-        for seam in field.metadata:
-            if isinstance(seam, Seam) and value is not None:
-                yield key, value, seam
+            yield from find_references(value, f"{prefix}{name}.")
+        elif seams and isinstance(value, str):
+            yield f"{prefix}{name}", value, seams[0]
 
 
 def _find_endpoint_claims(section: Section, prefix: str = "") -> Iterator[Claim]:
