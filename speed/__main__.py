@@ -23,14 +23,14 @@ from speed.measure import ROOT, Figure, Options, find_rates, to_json
 from trialogue import durable
 
 MEASUREMENTS = {
-    "episodes": "Worlds: TAU2's tasks opened, played and graded",
-    "step": "A step of learning",
+    "episodes": "TAU2 tasks: open, play, grade",
+    "step": "A training step",
     "sample": "Sampling",
     "update": "An update",
-    "latency": "Users who take their time",
+    "latency": "Slow users",
     "growth": "Growth",
-    "start": "Waiting for a first result",
-    "reach": "Learning to a goal",
+    "start": "Start-up",
+    "reach": "Time to a goal",
     "busy": "A busy machine",
 }
 NEEDS_MODEL = {"step", "sample", "update"}
