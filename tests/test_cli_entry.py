@@ -38,6 +38,8 @@ def run(folder: Path, *words: str | bytes, **settings: Any) -> subprocess.Comple
 def test_an_output_that_is_full_is_one_line(folder: Path) -> None:
     assert run(folder, *EVAL, "run.name=r").returncode == 0
     for words in (
+        ("--help",),
+        ("--version",),
         ("config",),
         ("report", "runs/r"),
         ("score", "runs/r", "--trust"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from trialogue.output import BrokenOutput, drop_output, echo, open_output
+from trialogue.output import BrokenOutput, drop_output, echo, open_output, printing
 
 FOR_PEOPLE = {"chat", "play", "review", "view"}
 """Verbs that wait for somebody: they show no progress of their own."""
@@ -34,11 +34,12 @@ class Verbs(click.Group):
                 raise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _telling_usage(ctx):
+        with _telling_os_error(ctx), _telling_usage(ctx):
             for word in args:
                 if not _is_text(word):
                     raise click.UsageError(f"the argument '{word}' is not UTF-8 text; write it in UTF-8", ctx)
-            return super().parse_args(ctx, args)
+            with printing():  # --help and --version
+                return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         from trialogue.errors import ConfigError, TrialogueError
@@ -46,18 +47,13 @@ class Verbs(click.Group):
 
         debug = ctx.params.get("debug")
         try:
-            with _telling_usage(ctx), heartbeat():
+            with _telling_os_error(ctx), _telling_usage(ctx), heartbeat():
                 return super().invoke(ctx)
         except TrialogueError as error:
             if debug:
                 raise
             echo(f"trialogue: {error}", err=True)
             ctx.exit(2 if isinstance(error, ConfigError) else 1)
-        except OSError as error:
-            if debug or error.errno == EPIPE:  # click ends quietly when nobody reads any more
-                raise
-            _tell_os_error(error)
-            ctx.exit(1)
         except KeyboardInterrupt:
             echo("trialogue: stopped", err=True)
             ctx.exit(128 + signal.SIGINT)
@@ -114,13 +110,20 @@ def ending_by_signal() -> Generator[list[int]]:
             signal.signal(number, handler)
 
 
-def _tell_os_error(error: OSError) -> None:
-    """Say what the system refused."""
-    text = error.strerror or str(error)
-    if isinstance(error, BrokenOutput):
-        drop_output()
-    with suppress(OSError):  # standard error may be on the same disk
-        echo(f"trialogue: {text if error.filename is None else f'{error.filename}: {text}'}", err=True)
+@contextmanager
+def _telling_os_error(ctx: click.Context) -> Generator[None]:
+    """What the system refused is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        if ctx.params.get("debug") or error.errno == EPIPE:  # click ends quietly when nobody reads any more
+            raise
+        if isinstance(error, BrokenOutput):
+            drop_output()
+        text = error.strerror or str(error)
+        with suppress(OSError):  # standard error may be on the same disk
+            echo(f"trialogue: {text if error.filename is None else f'{error.filename}: {text}'}", err=True)
+        ctx.exit(1)
 
 
 def _is_text(word: str) -> bool:
