@@ -11,11 +11,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import Field, ValidationError
 
 from trialogue.errors import ConfigError, suggest
+from trialogue.seams import Seam
 from trialogue.settings import (
     AdvantageSettings,
     CheckSettings,
@@ -64,12 +65,16 @@ Price = tuple[float, float] | tuple[float, float, float]
 """Money for a million prompt tokens, completion tokens and, where they cost less, cached prompt tokens."""
 
 
+SPEAKERS = Seam(frozenset({"local", "openai", "replay", "scripted"}))
+
+
 class Speaker(Section):
     """Who speaks for one side."""
 
-    model: str = ""
-    """oracle, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, or a checkpoint's folder."""
-    otherwise: str | None = None
+    model: Annotated[str, SPEAKERS] = ""
+    """oracle, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, a checkpoint's folder, or
+    module:name of async def agent(messages, tools), or of a function (task, seed) that returns a Model."""
+    otherwise: Annotated[str | None, SPEAKERS] = None
     """Who speaks where a replay: has no reply for what was said; without it the conversation fails."""
     base_url: str | None = None
     """Endpoint of an openai: model; OPENAI_BASE_URL where empty."""

@@ -13,13 +13,13 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 from trialogue.errors import ConfigError, TrialogueError, suggest
 from trialogue.foreign import show_line
@@ -61,16 +61,20 @@ def split_reference(reference: str) -> Parts | None:
     return None
 
 
-def load_seam(reference: str, what: str, kind: type[TrialogueError] = ConfigError) -> Any:
+def load_seam(
+    reference: str, what: str, kind: type[TrialogueError] = ConfigError, known: Iterable[str] = ()
+) -> Any:
     """The object that a reference names. `what` is the seam, such as `reward`, for the errors. An exception
-    while the code is loaded becomes an error of this kind."""
+    while the code is loaded becomes an error of this kind. Where there is no such module, the error suggests
+    a close match among the `known` names."""
     where = f"no {what} '{show_line(reference)}'"
     parts = split_reference(reference)
     if parts is None:
         hint = f"; write {reference}:NAME" if reference.endswith(".py") else ""
         raise ConfigError(f"{where}: it is neither module:name nor path/to/file.py:name{hint}")
     if not parts.place.endswith(".py"):
-        return _find_name(_load_module(parts.place, where, kind), parts.name, where, parts.place)
+        hint = suggest(parts.place, known)
+        return _find_name(_load_module(parts.place, where, kind, hint), parts.name, where, parts.place)
     file = Path(os.path.expanduser(parts.place))  # the method of Path raises on ~nobody
     if not file.is_file():
         raise ConfigError(f"{where}: there is no such file")
@@ -107,7 +111,7 @@ def load_file(file: Path, kind: type[TrialogueError] = ConfigError) -> ModuleTyp
     return module
 
 
-def _load_module(name: str, where: str, kind: type[TrialogueError]) -> ModuleType:
+def _load_module(name: str, where: str, kind: type[TrialogueError], hint: str) -> ModuleType:
     """A module by name, from the working directory too, like uvicorn's `module:app`."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -117,7 +121,7 @@ def _load_module(name: str, where: str, kind: type[TrialogueError]) -> ModuleTyp
     except kind as error:
         if not isinstance(error.__cause__, ImportError):
             raise
-        raise ConfigError(f"{where}: cannot import {name}: {error.__cause__}") from None
+        raise ConfigError(f"{where}: cannot import {name}: {error.__cause__}{hint}") from None
 
 
 def _find_name(module: ModuleType, name: str, where: str, place: str) -> Any:
@@ -179,6 +183,15 @@ def describe_value(value: Any) -> str:
     return f"{named.__name__} ({Path(file or '').name}, line {line})"
 
 
+def describe_type(value: Any) -> str:
+    """What a function returned, in a few words: `None`, its type, or the keys of a dict."""
+    if value is None:
+        return "None"
+    if isinstance(value, dict):
+        return f"a dict with the keys {sorted(map(str, cast('dict[Any, Any]', value)))[:8]}"
+    return f"an object of type {type(value).__name__}"
+
+
 def find_caller() -> str:
     """The line of the caller's own code that called this package, such as ` (mine.py, line 3)`."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
@@ -193,11 +206,10 @@ PROGRAMMING_ERRORS = (AttributeError, ImportError, NameError, NotImplementedErro
 """Exceptions that mean wrong code rather than an unusual conversation."""
 
 
-def find_bug_of_caller(error: BaseException, what: str) -> ConfigError | None:
-    """The error to raise where the caller's own code is wrong: it names the function, file and line. None
+def raise_bug(error: BaseException, what: str) -> None:
+    """Raise an error that names the function, file and line where the caller's own code is wrong. Do nothing
     where the exception may come from the conversation, such as a model's answer that cannot be parsed."""
-    if not isinstance(error, PROGRAMMING_ERRORS):
-        return None
     name, line = locate(error)
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"{what}: {text} (in {name}, {line})") if line else None
+    if line and isinstance(error, PROGRAMMING_ERRORS):
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: {text} (in {name}, {line})") from error

@@ -20,6 +20,7 @@ from trialogue.config import (
     EngineChoice,
     R,
     Section,
+    Share,
     Speaker,
     SynthesizeConfig,
     TrainConfig,
@@ -114,6 +115,7 @@ def find_claims(config: Section, named: Collection[str] = ()) -> list[Claim]:
     engine = getattr(config, "engine", EngineChoice())
     claims = (
         *_find_code_claims(config),
+        *_find_seam_claims(config),
         *_find_endpoint_claims(config),
         *_find_engine_claims(engine),
         *_find_tracker_claims(config),
@@ -131,9 +133,6 @@ def _is_named(key: str, named: Collection[str]) -> bool:
 
 
 def _find_code_claims(config: Section) -> Iterator[Claim]:
-    for key, value, seam in find_references(config):
-        if (code := seam.find_code(value)) is not None:
-            yield Claim(f"run {code}", {key: value}, runs_code=True)
     domain, data = getattr(config, "domain", None), getattr(config, "data", None)
     if domain is not None and (code := find_code(domain)) is not None:
         yield Claim(f"run {code}", {"domain": domain}, runs_code=True)
@@ -146,14 +145,22 @@ def _find_code_claims(config: Section) -> Iterator[Claim]:
                 yield Claim(f"run {code}", {"synthesize.against": against}, runs_code=True)
 
 
-def find_references(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Seam]]:
-    """The settings that may name code (those of the type `Reference`), with their values."""
-    for name, value in section:
-        seams = [mark for mark in type(section).model_fields[name].metadata if isinstance(mark, Seam)]
+def _find_seam_claims(section: Section, prefix: str = "") -> Iterator[Claim]:
+    """Claims of settings that may name code, wherever they stand in the tree."""
+    for name, field in type(section).model_fields.items():
+        value: Any = getattr(section, name)
         if isinstance(value, Section):
-            yield from find_references(value, f"{prefix}{name}.")
-        elif seams and isinstance(value, str):
-            yield f"{prefix}{name}", value, seams[0]
+            yield from _find_seam_claims(value, f"{prefix}{name}.")
+        elif name == "mix":
+            claims = [claim for share in value for claim in _find_seam_claims(share)]
+            yield from (replace(claim, settings=_to_mix(f"{prefix}mix", value)) for claim in claims)
+        for seam in (item for item in field.metadata if isinstance(item, Seam)):
+            if isinstance(value, str) and (code := seam.find_code(value)) is not None:
+                yield Claim(f"run {code}", {prefix + name: value}, runs_code=True)
+
+
+def _to_mix(key: str, mix: tuple[Share, ...]) -> dict[str, Any]:
+    return {key: [share.model_dump(mode="json", exclude_defaults=True) for share in mix]}
 
 
 def _find_endpoint_claims(section: Section, prefix: str = "") -> Iterator[Claim]:
@@ -165,8 +172,8 @@ def _find_endpoint_claims(section: Section, prefix: str = "") -> Iterator[Claim]
 
 
 def _find_speaker_claims(key: str, speaker: Speaker) -> Iterator[Claim]:
+    mix = _to_mix(f"{key}.mix", speaker.mix)
     for share in speaker.mix:
-        mix = {f"{key}.mix": [share.model_dump(mode="json", exclude_defaults=True) for share in speaker.mix]}
         yield from (replace(claim, settings=mix) for claim in _find_speaker_claims(key, share))
     if not any((model or "").startswith("openai:") for model in (speaker.model, speaker.otherwise)):
         return

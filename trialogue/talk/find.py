@@ -1,4 +1,5 @@
-"""Finding who speaks for a side: `oracle`, `agenda`, `openai:NAME`, a script, a recording, a checkpoint."""
+"""Find who speaks for a side: `oracle`, `agenda`, `openai:NAME`, a script, a recording, a checkpoint, or code
+of your own as `module:name`."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from pathlib import Path
 
 from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError, suggest
+from trialogue.seams import split_reference
 from trialogue.talk.budget import Account
 from trialogue.talk.model import Model, ModelSource
+from trialogue.talk.own import find_own
 from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
 
@@ -75,8 +78,11 @@ def find_model(
         from trialogue.talk.render.load import load_local
 
         return load_local(path, speaker, limits, seed)
-    near = suggest(kind, [word.partition(":")[0] for word in KNOWN])
-    allowed = f"{', '.join(KNOWN)}, or a checkpoint's folder"
+    words = [word.partition(":")[0] for word in KNOWN]
+    if split_reference(speaker.model) is not None or speaker.model.endswith(".py"):
+        return find_own(speaker.model, side, words)
+    allowed = f"{', '.join(KNOWN)}, a checkpoint's folder, module:name or path/to/file.py:name"
+    near = suggest(kind, words)
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {allowed}{near}")
 
 

@@ -10,8 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from trialogue.errors import ConfigError
 from trialogue.messages import ToolCall
-from trialogue.task import Task
+from trialogue.seams import describe_type, describe_value
+from trialogue.task import Side, Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.tools import Tool
 from trialogue.world.values import clean_text
@@ -28,6 +30,17 @@ class Model(Protocol):
 
 ModelSource = Callable[[Task, int], Model]
 """Makes the model for one conversation from its task and seed. A model without state may be shared."""
+
+
+async def ask(model: Model, turns: Sequence[Turn], tools: Sequence[Tool], side: Side) -> Reply:
+    """The reply of a model. One that is no `Reply` is a mistake of whoever wrote the model."""
+    asked: Any = model.reply(turns, tools)
+    reply = await asked if isawaitable(asked) else asked
+    if isinstance(reply, Reply):
+        return reply
+    raise ConfigError(
+        f"the {side} {describe_value(model.reply)} returned {describe_type(reply)}; it must return a Reply"
+    )
 
 
 async def close_source(source: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trialogue.messages import Message
-from trialogue.talk.model import Model
+from trialogue.talk.model import Model, ask
 from trialogue.task import Side
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.tools import Tool
@@ -61,4 +61,4 @@ class Party:
         return turn.model_copy(update={"message": own})
 
     async def speak(self, turns: Sequence[Turn]) -> Reply:
-        return await self.model.reply(self.sees(turns), list(self.tools.values()))
+        return await ask(self.model, self.sees(turns), list(self.tools.values()), self.side)

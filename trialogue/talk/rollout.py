@@ -26,8 +26,10 @@ from trialogue.errors import (
     RunError,
 )
 from trialogue.reading import describe
+from trialogue.seams import raise_bug
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
+from trialogue.talk.own import Chat, open_model, to_source
 from trialogue.talk.party import Party
 from trialogue.talk.rate_limit import CLOCK, LOG
 from trialogue.talk.users import user_prompt
@@ -123,18 +125,28 @@ class _QuietCollector:
 _QUIET_COLLECTOR = _QuietCollector()
 
 
-async def rollout(
+def rollout(
     domain: Domain,
     tasks: Iterable[Task],
-    agent: ModelSource,
-    user: ModelSource,
+    agent: ModelSource | Chat,
+    user: ModelSource | Chat,
     settings: RolloutSettings | None = None,
 ) -> AsyncGenerator[Group]:
     """Hold `settings.group_size` conversations of each task; yield each group when its last one is over.
 
     Closing the generator early cancels the conversations under way.
     """
-    settings = settings or RolloutSettings()
+    agents, users = to_source(agent, "agent"), to_source(user, "user")
+    return _hold_groups(domain, tasks, agents, users, settings or RolloutSettings())
+
+
+async def _hold_groups(
+    domain: Domain,
+    tasks: Iterable[Task],
+    agent: ModelSource,
+    user: ModelSource,
+    settings: RolloutSettings,
+) -> AsyncGenerator[Group]:
     skip, size = settings.skip, settings.group_size
     room = asyncio.Semaphore(settings.concurrency)
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
@@ -267,14 +279,15 @@ async def attempt(
             transcript.acting = "tool"
             environment = domain.open(task)
             transcript.acting = "agent"
-            model = domain.rules.adapt_agent(task, agent(task, own_seed))
+            model = domain.rules.adapt_agent(task, open_model(agent, task, own_seed, "agent"))
             speaks = Party("agent", model, environment.policy, environment.tools)
             transcript.acting = "user"
             name_, manner = domain.persona(own_seed) if domain.persona is not None else ("", "")
             told = user_prompt(domain, task, manner)
             meta["prompt"] = hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:12]
             meta |= {"persona": name_} if name_ else {}
-            answers = Party("user", user(task, own_seed), told, environment.user_tools, domain.rules.user_cue)
+            model = open_model(user, task, own_seed, "user")
+            answers = Party("user", model, told, environment.user_tools, domain.rules.user_cue)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
             trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
             transcript.acting = "judge"
@@ -295,6 +308,8 @@ async def attempt(
     except (BudgetError, ConfigError, RunError):
         raise  # a mistake of the caller: drawing again would not help
     except Exception as error:  # noqa: BLE001 - the error boundary: every failure is labelled
+        if transcript.acting in ("agent", "user"):
+            raise_bug(error, f"the {transcript.acting} is broken")
         text = f"{describe(error)}{find_place(error, domain.database)}"
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
