@@ -15,6 +15,7 @@ from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.talk.scripted import ScriptedModel
+from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domains.shop import domain as SHOP
 
@@ -104,9 +105,13 @@ async def gather(groups: AsyncGenerator[Group]) -> list[Trajectory]:
     return [item async for group in groups for item in group.everything]
 
 
+def say(task: Task, seed: int) -> ScriptedModel:
+    return ScriptedModel(["I want to return it.", "###STOP###"])
+
+
 def hold(agent: Any, user: Any = None, **more: Any) -> list[Trajectory]:
     """Conversations of two tasks with an agent, and a user who says two things."""
-    user = user or (lambda task, seed: ScriptedModel(["I want to return it.", "###STOP###"]))  # pyright: ignore
+    user = user or say
     settings = RolloutSettings(grade=grade, redraws=0, **more)
     return asyncio.run(gather(rollout(SHOP, SHOP.tasks("test", 2), agent, user, settings)))
 
@@ -123,7 +128,7 @@ def test_every_form_speaks_and_calls_tools(tmp_path: Path, code: str) -> None:
         assert item.turns[1].message.tool_calls[0].arguments == {"phone": "555-0000"}
         assert said[2][:2] == ("agent", "tool")
         assert said[3] == ("agent", "assistant", "Goodbye.")
-    messages, tools = vars(__import__("sys").modules[find_name(tmp_path)])["SEEN"][-1]
+    messages, tools = read_seen(tmp_path)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool"]
     assert messages[0]["content"] == SHOP.policy
     [call] = messages[2]["tool_calls"]
@@ -132,9 +137,8 @@ def test_every_form_speaks_and_calls_tools(tmp_path: Path, code: str) -> None:
     assert {tool["function"]["name"] for tool in tools} == set(SHOP.database.tools)
 
 
-def find_name(folder: Path) -> str:
-    """The module that the file in a folder has become."""
-    import sys
-
+def read_seen(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the code in a folder was given last."""
     path = str((folder / "mine.py").resolve())
-    return next(name for name, module in sys.modules.items() if getattr(module, "__file__", None) == path)
+    [module] = [module for module in sys.modules.values() if getattr(module, "__file__", None) == path]
+    return vars(module)["SEEN"][-1]
