@@ -45,7 +45,7 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
     import trialogue.engine.update as update
     from trialogue.engine.api import EngineSettings, OptimParams, Row
     from trialogue.engine.torch_engine import TorchEngine
-    from trialogue.learn.losses import CrossEntropy
+    from trialogue.learn.losses import cross_entropy
 
     engine = TorchEngine(folder, EngineSettings(device="cpu", max_tokens_per_micro_batch=FITTING))
     if not share:
@@ -61,7 +61,7 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
             Row(row, [0] * prompt + [1] * (len(row) - prompt), [0.0] * len(row), [0.0] * len(row))
             for row in rows
         ]
-        engine.update.forward_backward(taught, CrossEntropy(), 1.0)
+        engine.update.forward_backward(taught, cross_entropy, 1.0)
         engine.update.optim_step(OptimParams(learning_rate=1e-6))
         return {"seconds": perf_counter() - started, "tokens": engine.update.computed_tokens}
 

@@ -377,10 +377,10 @@ CHOSEN_BY_THE_CALLER = {
 }
 READ_AS_DATA = {
     *("Speaker.model", "Speaker.otherwise", "Speaker.prompt", "Speaker.personas"),
-    *("SftSettings.examples", "Learner.model"),
+    *("SftSettings.examples", "LearnerSettings.model"),
 }
 NO_PLACE = {
-    *("Learner.renderer", "Learner.device", "Synthesis.free_text"),
+    *("LearnerSettings.renderer", "LearnerSettings.device", "Synthesis.free_text"),
     *("Tasks.split", "Tasks.families", "Training.eval_split", "SftSettings.eval_split"),
     *("RunSettings.directory", "RunSettings.name"),  # of a new run
 }

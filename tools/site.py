@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ import trialogue
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / ".site" / "pages"
 NAMES = "docs/names.md"
+HALVES = {
+    "For domains": ("errors", "messages", "task", "trajectory", "world"),
+    "For agents, users and training": ("config", "engine", "learn", "score", "talk"),
+}
+"""The two halves of the public names, and the packages whose names belong to each."""
 
 
 def main(zensical: str) -> int:
@@ -45,21 +51,20 @@ def copy_pages() -> None:
 
 
 def write_names() -> str:
-    """The page of the public names, by the module that each comes from."""
-    rooms: dict[str, list[str]] = {}
-    for name in trialogue.__all__:
-        place = vars(trialogue)["_HOME"][name]
-        rooms.setdefault(place, []).append(name)
+    """The page of the public names: in two halves, by the module that each comes from."""
+    homes = trialogue.find_homes()
     lines = [
         "# Public names",
         "",
         "Everything here is imported from `trialogue` itself: `from trialogue import Domain`.",
         "",
     ]
-    for place in sorted(rooms):
-        lines += [f"## `{place}`", ""]
-        for name in rooms[place]:
-            lines += [f"::: {place}.{name}", ""]
+    for title, packages in HALVES.items():
+        lines += [f"## {title}", ""]
+        for home in sorted({home for home in homes.values() if home.split(".")[1] in packages}):
+            lines += [f"### `{home}`", ""]
+            for name in sorted(name for name in homes if homes[name] == home):
+                lines += [f"::: {home}.{name}", ""]
     return "\n".join(lines)
 
 
@@ -88,7 +93,8 @@ def is_documented(name: str, thing: object) -> bool:
         return bool(text.strip()) and not text.startswith(f"{name}(")  # a dataclass writes itself one
     if inspect.isroutine(thing) or inspect.ismodule(thing):
         return bool((thing.__doc__ or "").strip())
-    return any(is_documented_below(name, path) for path in Path(trialogue.__file__).parent.rglob("*.py"))
+    home = trialogue.find_homes().get(name)
+    return home is not None and is_documented_below(name, Path(str(import_module(home).__file__)))
 
 
 def is_documented_below(name: str, path: Path) -> bool:

@@ -21,7 +21,7 @@ from trialogue.settings import (
     AdvantageSettings,
     CheckSettings,
     EngineChoice,
-    Learner,
+    LearnerSettings,
     LossSettings,
     Optimizer,
     RendererSettings,
@@ -185,7 +185,7 @@ class RunSettings(Section):
 class TrainConfig(InDomain):
     """Everything `train` can be told."""
 
-    learner: Learner = Learner()
+    learner: LearnerSettings = LearnerSettings()
     user: Speaker = Speaker(model="agenda")
     simulator: Speaker = Speaker()
     """Who answers for the tools of a drafted scenario."""
@@ -236,7 +236,7 @@ class SftSettings(Section):
 class SftConfig(InDomain):
     """Everything `sft` can be told."""
 
-    learner: Learner = Learner()
+    learner: LearnerSettings = LearnerSettings()
     user: Speaker = Speaker(model="agenda")
     simulator: Speaker = Speaker()
     """Who answers for the tools of a drafted scenario, where tasks of it are played."""

@@ -79,7 +79,7 @@ class LossSettings(Section):
         )
 
 
-class Learner(Section):
+class LearnerSettings(Section):
     """The model that learns."""
 
     model: str = "tiny"

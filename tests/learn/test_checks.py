@@ -265,7 +265,7 @@ def test_mini_batches_are_averaged() -> None:
 async def test_weights_that_are_none_are_told(blank: Path) -> None:
     learner = load_learner(TrainConfig.model_validate({"learner": {"model": str(blank)}}).learner, 0)
     row = Row([1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], [1.0] * 3)
-    await learner.engine.forward_backward([row], losses.CrossEntropy())
+    await learner.engine.forward_backward([row], losses.cross_entropy)
     with pytest.raises(EngineError, match="the weights are no finite numbers after this step"):
         await learner.engine.optim_step(OptimParams(learning_rate=inf))
 

@@ -19,7 +19,7 @@ from time import monotonic
 from tools.tiny_base.school import PAIRS, WORDS, School
 from trialogue.config import Limits, Speaker
 from trialogue.engine.api import EngineSettings, OptimParams
-from trialogue.learn.losses import CrossEntropy
+from trialogue.learn.losses import cross_entropy
 from trialogue.output import echo
 from trialogue.talk.find import find_model
 from trialogue.talk.render.load import save_renderer
@@ -60,7 +60,7 @@ async def make_base(
     difficulty, average, highest = (0.0, 9.0, 2e-3) if start is None else (1.0, 0.1, 1e-3)
     while (passed := (monotonic() - started) / (60 * minutes)) < 1:
         rows = [school.lesson(difficulty * school.random.random()) for _ in range(batch)]
-        outputs = await engine.forward_backward(rows, CrossEntropy())
+        outputs = await engine.forward_backward(rows, cross_entropy)
         rate = highest * min(1.0, (step + 1) / 50) * max(0.05, 1 - passed)
         await engine.optim_step(OptimParams(learning_rate=rate))
         average = 0.95 * average + 0.05 * outputs.metrics["loss"]

@@ -105,9 +105,6 @@ class LossFunction(Protocol):
     `_max` or `_min` is reduced by that instead.
     """
 
-    @property
-    def name(self) -> str: ...
-
     def __call__(
         self, new_logprobs: Tensor, batch: TokenBatch
     ) -> tuple[Tensor, dict[str, Tensor | float]]: ...
@@ -174,10 +171,14 @@ class Engine(Protocol):
     """Weights that can be sampled from and updated. One engine is used from one event loop at a time."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What the engine can do."""
+        ...
 
     @property
-    def weight_version(self) -> int: ...
+    def weight_version(self) -> int:
+        """How often weights were published; each completion carries the version that sampled it."""
+        ...
 
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
@@ -186,7 +187,7 @@ class Engine(Protocol):
         ...
 
     async def end_session(self, session: str) -> None:
-        """Forget what is cached for a conversation that will not go on."""
+        """Free the cache of a conversation that has ended."""
         ...
 
     async def forward(self, rows: Sequence[Row], temperature: float = 1.0) -> list[list[float]]:
@@ -207,10 +208,14 @@ class Engine(Protocol):
         """Make the current weights the ones that are sampled from; returns their version."""
         ...
 
-    async def save_state(self, path: Path) -> None: ...
+    async def save_state(self, path: Path) -> None:
+        """Write weights and optimizer to a folder."""
+        ...
 
-    async def load_state(self, path: Path) -> None: ...
+    async def load_state(self, path: Path) -> None:
+        """Continue from what `save_state` wrote."""
+        ...
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close what is open: threads, connections, other processes."""
         ...

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trialogue.config import EngineChoice, Learner, TrainConfig
+from trialogue.config import EngineChoice, LearnerSettings, Limits
 from trialogue.durable import MANIFEST, find_damage, put_back, put_in_place, saving, seal, write_json
 from trialogue.errors import RunError
 from trialogue.run import Run, list_checkpoints
@@ -31,29 +31,44 @@ _log = logging.getLogger("trialogue")
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class Learner:
     """A model that learns: its engine, and how messages become its tokens."""
 
     engine: Engine
     renderer: Renderer
     tokenizer: Any
 
-    def agent(self, config: TrainConfig, purpose: str, sampler: Sampler | None = None) -> ModelSource:
-        """The agent with the present weights: it samples while it learns, and is greedy when evaluated."""
+    def agent(
+        self, limits: Limits | None = None, *, temperature: float = 1.0, sampler: Sampler | None = None
+    ) -> ModelSource:
+        """The agent that speaks with the present weights. Temperature 0 is greedy. `sampler` samples in
+        place of the engine."""
+        limits = limits or Limits()
         sampling = Sampling(
-            temperature=config.training.temperature if purpose == "train" else 0.0,
-            reply_tokens=config.limits.reply_tokens,
-            context_tokens=min(config.limits.context_tokens, self.engine.capabilities.max_length),
+            temperature=temperature,
+            reply_tokens=limits.reply_tokens,
+            context_tokens=min(limits.context_tokens, self.engine.capabilities.max_length),
         )
         return LocalSource(sampler or self.engine, self.renderer, sampling)
 
+    async def save(self, folder: str | Path) -> None:
+        """Write the weights, the state of the optimizer, the tokenizer and the renderer to a folder, which
+        `load_learner` and `--agent` read."""
+        await self.engine.save_state(Path(folder))
+        save_renderer(Path(folder), self.tokenizer, self.renderer)
 
-def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None) -> Learned:
-    """Load what a `Learner` setting names into the chosen engine."""
+
+def load_learner(
+    learner: LearnerSettings | str | Path = "tiny", seed: int = 0, choice: EngineChoice | None = None
+) -> Learner:
+    """Load a model into an engine. `learner` is `tiny`, a run, a folder of weights, a hub name, or settings.
+    Default engine: torch, in this process."""
     from trialogue.engine.api import EngineSettings, LoraSettings
     from trialogue.engine.find import find_engine
     from trialogue.engine.models import find_folder
 
+    if not isinstance(learner, LearnerSettings):
+        learner = LearnerSettings(model=str(learner))
     folder = find_folder(learner.model)
     tokenizer, renderer = load_renderer(folder, learner.renderer)
     settings = EngineSettings(
@@ -66,13 +81,13 @@ def load_learner(learner: Learner, seed: int, choice: EngineChoice | None = None
         cache_bytes=int(learner.cache_gigabytes * (1 << 30)),
         seed=seed,
     )
-    return Learned(find_engine(choice or EngineChoice(), folder, settings), renderer, tokenizer)
+    return Learner(find_engine(choice or EngineChoice(), folder, settings), renderer, tokenizer)
 
 
 class Checkpoints:
     """The checkpoints of a run. `finish` writes the model to where `eval --agent RUN` finds it."""
 
-    def __init__(self, run: Run, learner: Learned, keep: int) -> None:
+    def __init__(self, run: Run, learner: Learner, keep: int) -> None:
         self.run, self.learner, self.keep = run, learner, keep
         self.folder = run.path / "checkpoints"
 
@@ -86,8 +101,7 @@ class Checkpoints:
         await asyncio.to_thread(self.run.sync)
         try:
             with saving(target):
-                await self.learner.engine.save_state(partial)
-                save_renderer(partial, self.learner.tokenizer, self.learner.renderer)
+                await self.learner.save(partial)
                 write_json(
                     partial / "trainer.json", {"step": step, "records": self.run.mark(), **(facts or {})}
                 )

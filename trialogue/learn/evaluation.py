@@ -9,7 +9,7 @@ from typing import Any
 
 from trialogue.config import TrainConfig
 from trialogue.errors import TrialogueError
-from trialogue.learn.checkpoint import Learned
+from trialogue.learn.checkpoint import Learner
 from trialogue.learn.checks import Checks
 from trialogue.learn.collect import Gate, Watch
 from trialogue.run import Run, read_lines
@@ -29,7 +29,7 @@ class Evaluation:
     domain: Domain
     parties: Parties
     config: TrainConfig
-    learner: Learned
+    learner: Learner
     gate: Gate
     checks: Checks
     watch: Watch | None = None
@@ -53,7 +53,7 @@ class Evaluation:
             return
         started = perf_counter()
         settings = replace(self.parties.to_settings(config), name=f"eval-{step}/", exclude=False)
-        agent = learner.agent(config, "eval")
+        agent = learner.agent(config.limits, temperature=0.0)
         found = [group async for group in rollout(self.domain, tasks, agent, self.parties.user, settings)]
         groups = in_order(found, tasks)
         run.write_trajectories(f"eval-{step:06d}", [item for group in groups for item in group.everything])

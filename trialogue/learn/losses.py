@@ -38,14 +38,13 @@ def find_loss(settings: LossSettings) -> LossFunction:
         with loading(f"loss {describe_value(found)}"):
             found = found()
     check_signature(found, ("new_logprobs", "batch"), "loss")
-    return OwnLoss(settings.name, found)
+    return OwnLoss(found)
 
 
 @dataclass(frozen=True)
 class OwnLoss:
     """A loss from outside the package. A mistake in it names its function, file and line."""
 
-    name: str
     function: Any
 
     @property
@@ -175,12 +174,7 @@ def _conversation_ratio(log_ratio: Tensor, batch: TokenBatch, is_fresh: bool) ->
     return (sums / batch.conversation_tokens.clamp(min=1))[batch.row] + log_ratio - fixed
 
 
-@dataclass(frozen=True)
-class CrossEntropy:
+def cross_entropy(new_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor | float]]:
     """The loss of supervised fine-tuning: mean over the trained tokens of the step."""
-
-    name: str = "cross_entropy"
-
-    def __call__(self, new_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor | float]]:
-        loss = -new_logprobs.sum() / batch.total_tokens
-        return loss, {"loss": loss.detach()}
+    loss = -new_logprobs.sum() / batch.total_tokens
+    return loss, {"loss": loss.detach()}

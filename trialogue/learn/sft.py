@@ -22,7 +22,7 @@ from trialogue.learn.collect import Gate, Watch
 from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.examples import Example, read_parquet
 from trialogue.learn.held_out import find_marks
-from trialogue.learn.losses import CrossEntropy
+from trialogue.learn.losses import cross_entropy
 from trialogue.learn.rows import to_rows
 from trialogue.learn.train import to_optim
 from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
@@ -105,7 +105,7 @@ async def sft(
             for step in range(first, steps):
                 began = perf_counter()
                 batch = choose_batch(rows, settings.batch, step, config.seed)
-                outputs = await learner.engine.forward_backward(batch, CrossEntropy())
+                outputs = await learner.engine.forward_backward(batch, cross_entropy)
                 metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
                 metrics |= await learner.engine.optim_step(to_optim(config.optimizer, step, steps))
                 checks.see_update(metrics)

@@ -19,7 +19,7 @@ from trialogue.config import EngineChoice, Optimizer, TrainConfig
 from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import BudgetError, ConfigError, RunError
 from trialogue.learn.advantages import find_advantage
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learner, load_learner
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.collect import Collector, Gate, Watch, choose_tasks, find_known
 from trialogue.learn.evaluation import Evaluation
@@ -27,7 +27,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.loop import Method, train_step
 from trialogue.learn.losses import find_loss
 from trialogue.learn.measure import measure, measure_flow
-from trialogue.run import Run, read_ledger
+from trialogue.run import Run, State, read_ledger
 from trialogue.score.metrics import find_prices
 from trialogue.score.parties import Parties, open_parties
 from trialogue.score.resume import settle
@@ -47,98 +47,170 @@ async def train(
     """Train and return the run directory.
 
     Ctrl-C, and a budget that is spent, save a checkpoint; `resume` continues exactly there. Replies of the
-    user that were paid for are recorded and not asked for again.
+    user that were paid for are recorded and not asked for again. `watch` is called with the metrics of each
+    step, `started` with the run directory as soon as it is there.
     """
-    config = settle(config, "train", resume)
-    if config.loss.importance_cap and config.training.mini_batches > 1:
-        raise ConfigError(
-            "loss.importance_cap takes the weights of each update as the old ones, so later mini-batches "
-            "would never be clipped: set training.mini_batches=1 or loss.importance_cap=0"
-        )
+    training = await open_training(settle(config, "train", resume), resume, watch, started)
+    state: State = "failed"
+    try:
+        if await training.run_steps():
+            await training.checkpoints.finish()
+            state = "finished"
+        else:
+            state = "stopped"
+    except BudgetError as error:
+        LOG.warning("%s; saved after step %d", error, training.reached)
+        await training.save()
+        state = "stopped"
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        state = "stopped"
+        raise
+    finally:
+        await training.close(state)
+    return training.run.path
+
+
+@dataclass(slots=True)
+class TrainingRun:
+    """Everything that a run which learns has open."""
+
+    config: TrainConfig
+    run: Run
+    parties: Parties
+    learner: Learner
+    reference: Learner | None
+    """The weights that a divergence is measured from."""
+    method: Method
+    gate: Gate
+    collector: Collector
+    checks: Checks
+    checkpoints: Checkpoints
+    evaluation: Evaluation
+    marks: Sequence[str]
+    reached: int
+    """Steps done, in earlier runs too."""
+    watch: Watch | None
+
+    async def run_steps(self) -> bool:
+        """Run the steps that are left. Returns False when Ctrl-C ended them early; that step is saved."""
+        steps, engine = self.config.training.steps, self.learner.engine
+        with (
+            Interrupt(self.tell_stopping) as interrupt,
+            phase("learning", steps, "steps", self.reached) as seen,
+        ):
+            record = StepRecord(
+                self.run, self.config, self.collector, self.parties, self.checks, self.marks, seen, self.watch
+            )
+            if self.evaluation.is_due(self.reached) and not self.evaluation.is_recorded(self.reached):
+                await self.evaluation.evaluate(self.reached)
+            for step in range(self.reached, steps):
+                record.begin(engine.weight_version)
+                optim = to_optim(self.config.optimizer, step, steps)
+                await train_step(step, self.collector, engine, self.gate, self.method, optim, record)
+                self.reached = step + 1
+                metrics = record.finish(step)
+                self.collector.adjust_level(metrics.get("reward", 0.0))
+                is_stopping = interrupt.asked  # read once: what is stopped has been saved
+                if not is_stopping and self.evaluation.is_due(self.reached):
+                    await self.evaluation.evaluate(self.reached)
+                if is_stopping or self.is_save_due():
+                    await self.save()
+                if is_stopping:
+                    return False
+        return True
+
+    def is_save_due(self) -> bool:
+        training = self.config.training
+        return self.reached == training.steps or self.reached % training.checkpoint_every == 0
+
+    async def save(self) -> None:
+        """Save a checkpoint after the step reached."""
+        async with self.gate.closed():  # an engine never has to save while it samples
+            state = {"streaks": self.checks.streaks, **self.collector.to_data(self.reached)}
+            await self.checkpoints.save(self.reached, state)
+
+    def tell_stopping(self) -> None:
+        if self.watch is not None:
+            self.watch(0, {"kind": "stopping"})
+
+    async def close(self, state: State) -> None:
+        """End the conversations under way and close everything."""
+        await self.collector.close()
+        with suppress(RunError):  # on a full disk another error is already being raised
+            self.run.add_ledger(self.parties.account.take(), self.reached)
+        self.learner.engine.close()
+        if self.reference is not None:
+            self.reference.engine.close()
+        await self.parties.close()
+        self.run.close(state)
+
+
+async def open_training(
+    config: TrainConfig,
+    resume: Path | None = None,
+    watch: Watch | None = None,
+    started: Callable[[Path], None] | None = None,
+) -> TrainingRun:
+    """Load the domain, the user and the learner, and create the run directory or resume it."""
+    refuse_capped_mini_batches(config)
     method = find_method(config)
     domain, parties = open_parties(config)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
     marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
     learner = load_learner(config.learner, config.seed, config.engine)
-    here = EngineChoice() if config.engine.name == "vllm" else config.engine  # a reference never samples
-    reference = load_learner(config.learner, config.seed, here) if config.loss.kl else None
+    reference = None
+    if config.loss.kl:
+        here = EngineChoice() if config.engine.name == "vllm" else config.engine  # it never samples
+        reference = load_learner(config.learner, config.seed, here)
+        method = replace(method, reference=reference.engine)
     if resume is not None:
         run = Run.resume(resume)
     else:
-        run = Run.create(
-            config.run, "train", config.domain, config, config.seed, [*marks, *config.renderer.marks]
-        )
-    steps = config.training.steps
+        marked = [*marks, *config.renderer.marks]
+        run = Run.create(config.run, "train", config.domain, config, config.seed, marked)
     with run.setting_up():
         checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
         known: dict[str, Any] = {}
         if resume is not None:
             known = await checkpoints.restore()
-            run.extend(steps)
+            run.extend(config.training.steps)
         run.add_prompts(collect_prompts(domain, tasks))
-        save_tokenizer(learner.agent(config, "train"), run.path)
+        gate = Gate(learner.engine)
+        agent = learner.agent(config.limits, temperature=config.training.temperature, sampler=gate)
+        save_tokenizer(agent, run.path)
         parties.account.load(read_ledger(run.path))
         parties.record(config.user, run.path)
-        first = reached = int(known.get("step", 0))
         checks = Checks(config.checks, known.get("streaks"))
-        gate = Gate(learner.engine)
-        collector = Collector(config, domain, learner.agent(config, "train", gate), parties, watch)
+        collector = Collector(config, domain, agent, parties, watch)
         collector.restore(known)
-        if reference is not None:
-            method = replace(method, reference=reference.engine)
         evaluation = Evaluation(run, domain, parties, config, learner, gate, checks, watch)
         if started is not None:
             started(run.path)
+    return TrainingRun(
+        config=config,
+        run=run,
+        parties=parties,
+        learner=learner,
+        reference=reference,
+        method=method,
+        gate=gate,
+        collector=collector,
+        checks=checks,
+        checkpoints=checkpoints,
+        evaluation=evaluation,
+        marks=marks,
+        reached=int(known.get("step", 0)),
+        watch=watch,
+    )
 
-    async def save(step: int) -> None:
-        async with gate.closed():  # an engine never has to save while it samples
-            await checkpoints.save(step, {"streaks": checks.streaks, **collector.to_data(step)})
 
-    state = "failed"
-    try:
-        with (
-            Interrupt(lambda: watch(0, {"kind": "stopping"}) if watch is not None else None) as interrupt,
-            phase("learning", steps, "steps", first) as seen,
-        ):
-            record = StepRecord(run, config, collector, parties, checks, marks, seen, watch)
-            if evaluation.is_due(first) and not evaluation.is_recorded(first):
-                await evaluation.evaluate(first)
-            for step in range(first, steps):
-                record.begin(learner.engine.weight_version)
-                optim = to_optim(config.optimizer, step, steps)
-                await train_step(step, collector, learner.engine, gate, method, optim, record)
-                reached = step + 1
-                metrics = record.finish(step)
-                collector.adjust_level(metrics.get("reward", 0.0))
-                is_stopping = interrupt.asked  # read once: what is stopped has been saved
-                if not is_stopping and evaluation.is_due(reached):
-                    await evaluation.evaluate(reached)
-                if is_stopping or reached == steps or reached % config.training.checkpoint_every == 0:
-                    await save(reached)
-                if is_stopping:
-                    state = "stopped"
-                    return run.path
-        await checkpoints.finish()
-        state = "finished"
-        return run.path
-    except BudgetError as error:
-        LOG.warning("%s; saved after step %d", error, reached)
-        await save(reached)
-        state = "stopped"
-        return run.path
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        state = "stopped"
-        raise
-    finally:
-        await collector.close()
-        with suppress(RunError):  # on a full disk another error is already being raised
-            run.add_ledger(parties.account.take(), reached)
-        learner.engine.close()
-        if reference is not None:
-            reference.engine.close()
-        await parties.close()
-        run.close(state)
+def refuse_capped_mini_batches(config: TrainConfig) -> None:
+    if config.loss.importance_cap and config.training.mini_batches > 1:
+        raise ConfigError(
+            "loss.importance_cap takes the weights of each update as the old ones, so later mini-batches "
+            "would never be clipped: set training.mini_batches=1 or loss.importance_cap=0"
+        )
 
 
 def find_method(config: TrainConfig) -> Method:

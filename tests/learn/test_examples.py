@@ -1,0 +1,112 @@
+"""Every file of `examples/` runs, and does what it says."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file as load_weights
+
+from trialogue import advantages
+from trialogue.config import TrainConfig
+from trialogue.learn.train import train
+from trialogue.run import find_files, read_lines, read_trajectories
+from trialogue.score.check import check
+from trialogue.seams import load_file
+from trialogue.trajectory import Group, Trajectory
+from trialogue.world.find import find_domain
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+Configure = Callable[..., TrainConfig]
+
+
+def load_example(name: str) -> Any:
+    return load_file(EXAMPLES / f"{name}.py")
+
+
+def test_the_loop_fits_on_a_page() -> None:
+    assert len((EXAMPLES / "loop.py").read_text(encoding="utf-8").splitlines()) <= 80
+
+
+async def test_the_loop_learns(
+    wall: str,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A painter who paints blue one time in three paints blue more often after a few steps."""
+    monkeypatch.chdir(tmp_path)
+    rewards = await load_example("loop").learn(wall, str(trained), steps=8, rate=3e-3)
+    assert len(rewards) == 8
+    assert fmean(rewards[-2:]) > fmean(rewards[:2]) + 0.2
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith(f"step  1: reward {rewards[0]:.2f}")
+    before = load_weights(trained / "model" / "model.safetensors")
+    after = load_weights(tmp_path / "runs" / "loop" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert any(not before[name].equal(after[name]) for name in before)
+
+
+async def run_with(
+    train_config: Configure, trained: Path, **settings: object
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Two steps of training with a part replaced; the run and its metrics."""
+    config = train_config(learner__model=str(trained), training__steps=2, training__group_size=8, **settings)
+    run = await train(config)
+    return run, [line for _, line in read_lines(run / "metrics.jsonl")]
+
+
+def read_held(run: Path) -> list[Trajectory]:
+    return [item for file in find_files(run) for item in read_trajectories(file)]
+
+
+async def test_the_advantage_counts_later_replies_more(train_config: Configure, trained: Path) -> None:
+    reference = f"{EXAMPLES / 'advantage.py'}:discounted"
+    run, _ = await run_with(train_config, trained, advantage__name=reference)
+    discounted = load_example("advantage").discounted
+    held = read_held(run)
+    first = next(item for item in held if item.meta.get("advantage"))
+    siblings = [
+        item
+        for item in held
+        if item.task.id == first.task.id and item.id.split("/")[0] == first.id.split("/")[0]
+    ]
+    group = Group(task=first.task, trajectories=tuple(siblings))
+    for item, values, whole in zip(siblings, discounted(group), advantages.grpo(group), strict=True):
+        assert values == pytest.approx(
+            [whole * 0.9 ** (len(values) - 1 - place) for place in range(len(values))]
+        )
+        assert item.meta["advantage"] == pytest.approx(values[-1])
+
+
+async def test_the_loss_is_what_is_minimized(train_config: Configure, trained: Path) -> None:
+    _, metrics = await run_with(train_config, trained, loss__name=f"{EXAMPLES / 'loss.py'}:reinforce")
+    assert [line["capped"] for line in metrics] == [0.0, 0.0]  # on-policy: every ratio is 1
+    assert all(line["grad_norm"] > 0 for line in metrics)
+
+
+async def test_the_engine_counts_what_it_samples(train_config: Configure, trained: Path) -> None:
+    reference = f"{EXAMPLES / 'engine.py'}:CountingEngine"
+    run, metrics = await run_with(train_config, trained, engine__name=reference)
+    sampled = sum(
+        len(turn.tokens.reply) for item in read_held(run) for turn in item.turns if turn.tokens is not None
+    )
+    assert sum(line["sampled_tokens"] for line in metrics) == sampled > 0
+
+
+def test_the_library_is_sound() -> None:
+    assert check(find_domain(str(EXAMPLES / "library"))).ok
+
+
+def test_what_the_page_shows_is_in_the_files() -> None:
+    """Every python block of docs/examples.md is copied from an example."""
+    sources = [file.read_text(encoding="utf-8") for file in EXAMPLES.rglob("*.py")]
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert any(block in source for source in sources), block
