@@ -43,6 +43,9 @@ def main(zensical: str) -> int:
 
 def copy_pages() -> None:
     shutil.copytree(ROOT / "docs", PAGES / "docs")
+    shutil.copytree(
+        ROOT / "examples", PAGES / "examples", ignore=shutil.ignore_patterns("__pycache__", "*.md")
+    )
     for file in ROOT.glob("*.md"):
         name = "index.md" if file.name == "README.md" else file.name
         (PAGES / name).write_text(file.read_text(encoding="utf-8").replace("](LICENSE)", "](LICENSE.md)"))
