@@ -1,9 +1,10 @@
 """The method on one page: hold conversations, grade them, update the weights.
 
-    python examples/loop.py                  take a cold start, then learn
+    python examples/loop.py                  take a cold start, then learn: 5 minutes on one core
     python examples/loop.py shop runs/cold   learn, from a model that `trialogue sft` made
 
-An agent with a million weights serves the customers of a shop. A rule-based user plays the customers.
+A model of a million weights serves customers that are played by rules. In 20 steps its mean reward rises from
+0.6 to 0.9 (docs/examples.md shows the run).
 """
 
 import asyncio

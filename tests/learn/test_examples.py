@@ -1,6 +1,9 @@
 """Every file of `examples/` runs, and does what it says."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -49,6 +52,26 @@ async def test_the_loop_learns(
     after = load_weights(tmp_path / "runs" / "loop" / "model.safetensors")
     assert before.keys() == after.keys()
     assert any(not before[name].equal(after[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.training
+@pytest.mark.timeout(3600)
+def test_the_whole_loop_learns_the_shop(tmp_path: Path) -> None:
+    """With its cold start, as the page says: some five minutes on one core."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "loop.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    rewards = [
+        float(found[1]) for found in re.finditer(r"^step .*: reward ([\d.]+)", done.stdout, re.MULTILINE)
+    ]
+    assert len(rewards) == 20
+    assert fmean(rewards[-5:]) > fmean(rewards[:3]) + 0.1
 
 
 async def run_with(
