@@ -154,9 +154,9 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 # Real runs to look at: a short cold start, a few steps of learning, an evaluation, a corpus with reviews.
 .venv-view/runs/.stamp: $(STAMP)
 	rm -rf .venv-view/runs
-	$(BIN)/trialogue sft sft.count=1500 sft.faults=0.2 sft.only_successes=false "tasks.levels=[1]" \
+	$(BIN)/trialogue sft shop sft.count=1500 sft.faults=0.2 sft.only_successes=false "tasks.levels=[1]" \
 	  run.directory=.venv-view/runs run.name=cold
-	$(BIN)/trialogue train learner.model=.venv-view/runs/cold "tasks.levels=[1]" training.steps=4 \
+	$(BIN)/trialogue train shop learner.model=.venv-view/runs/cold "tasks.levels=[1]" training.steps=4 \
 	  training.tasks_per_step=8 training.eval_every=2 training.eval_tasks=16 \
 	  run.directory=.venv-view/runs run.name=agent
 	$(BIN)/trialogue eval shop --agent oracle --user agenda --tasks 20 --trials 4 \

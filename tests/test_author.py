@@ -34,9 +34,9 @@ VERBS = [
     ["rollout", "bakery"],
     ["play", "bakery"],
     ["synthesize", "bakery"],
-    ["train", "domain=bakery"],
-    ["sft", "domain=bakery"],
-    ["export", "verl", "domain=bakery", "--out", "verl"],
+    ["train", "bakery"],
+    ["sft", "bakery"],
+    ["export", "verl", "bakery", "--out", "verl"],
 ]
 
 
@@ -64,8 +64,7 @@ def test_a_task_generator_that_raises_is_named_with_its_line(bakery: Path, words
     code = (bakery / "domain.py").read_text() + GENERATOR
     (bakery / "domain.py").write_text(code)
     number = code[: code.index("    return SPLITS")].count("\n") + 1
-    split = "tasks.split=tset" if "=" in words[-1] or words[0] == "export" else "--split=tset"
-    result = call(*words, split)
+    result = call(*words, "--split=tset")
     line = read_line(result)
     assert f"split 'tset': KeyError: 'tset' (in generate, domain.py, line {number})" in line
     assert "it has train, dev, test; did you mean test?" in line

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -158,8 +159,16 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     ("words", "expected"),
     [
         (["init", "My-Bakery"], "'My-Bakery' is no name for a domain: use small letters"),
-        (["check", "bakry"], "no module:name; did you mean bakery?"),
-        (["train", "bakery"], "there is no config file bakery; a domain is named by domain=bakery"),
+        (["check", "bakry"], "file.py:name; did you mean bakery?"),
+        (["train", "configs/x.toml"], "configs/x.toml is a file of settings: write --config configs/x.toml"),
+        (["eval", "bakery", "x.toml"], "x.toml is a file of settings: write --config x.toml"),
+        (["export", "verl", "x.toml", "--out", "o"], "trialogue export verl: x.toml is a file of settings"),
+        (["draft", "x.toml"], "trialogue draft: x.toml is a file of settings: write --config x.toml"),
+        (["train", "bakery", "--config", "x.toml"], "there is no config file x.toml"),
+        (["train", "learner.model=tiny"], "trialogue train: name a DOMAIN, such as shop"),
+        (["eval", "--config", "empty.toml"], "trialogue eval: name a DOMAIN, such as shop"),
+        (["sft", "bakery", "shop"], "'shop' is no setting; write key=value"),
+        (["users", "compare", "bakery"], "trialogue users compare: Missing option '--user'"),
         (["eval", "bakery", "--agent", "nobody"], "there is no model 'nobody'; allowed are oracle"),
         (["eval", "bakery", "limits.turns=3"], "limits.turns: no such key; allowed here: observations"),
         (["eval", "bakery", "seed=x"], "seed: input should be a valid integer"),
@@ -183,6 +192,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     ],
 )
 def test_wrong_usage_ends_with_2(folder: Path, words: list[str], expected: str) -> None:
+    (folder / "empty.toml").touch()
     done = run(folder, *words)
     assert done.returncode == 2
     assert expected in done.stderr
@@ -192,7 +202,7 @@ def test_wrong_usage_ends_with_2(folder: Path, words: list[str], expected: str) 
 def test_score_reproduces_every_reward(folder: Path) -> None:
     for agent in ("oracle", "naive"):
         result = ask(folder, "eval", "bakery", "--agent", agent, "--split", "all", f"run.name={agent}")
-        rows = ask(folder, "score", result["run"], "--domain", "bakery")
+        rows = ask(folder, "score", result["run"], "bakery")
         recorded = [json.loads(line) for line in read_lines(folder / result["run"])]
         assert {row["id"]: row["reward"] for row in rows} == {
             line["id"]: line["reward"]["value"] for line in recorded
@@ -230,7 +240,7 @@ def test_rollout_and_report(folder: Path) -> None:
 
 def test_a_run_that_learned_nothing_says_so(folder: Path) -> None:
     few = ["training.steps=2", "training.tasks_per_step=1", "training.group_size=2", "training.eval_every=0"]
-    done = run(folder, "train", *few, "limits.observations=4", "tasks.levels=[1]", "run.name=base")
+    done = run(folder, "train", "shop", *few, "limits.observations=4", "tasks.levels=[1]", "run.name=base")
     assert done.returncode == 0, done.stderr
     assert "nothing was learned: most replies were cut off" in done.stderr
     assert 'evaluate it: trialogue eval shop --agent runs/base "tasks.levels=[1]"' in done.stdout
@@ -242,13 +252,35 @@ def test_a_run_that_learned_nothing_says_so(folder: Path) -> None:
         assert other.stderr.endswith("is a run of `trialogue train`, and only that goes on with it\n"), verb
 
 
+def test_training_without_a_cold_start_warns_before_it_begins(folder: Path) -> None:
+    few = ["training.steps=1", "training.tasks_per_step=1", "training.group_size=2", "training.eval_every=0"]
+    few += ["limits.observations=4", "limits.reply_tokens=8"]
+    words = [sys.executable, "-m", "trialogue", "train", "shop", *few, "tasks.levels=[1]", "run.name=raw"]
+    first = subprocess.run(
+        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert first.returncode == 0, first.stdout
+    warning, told = "warning: the tiny base has had no cold start", first.stdout
+    assert 0 <= told.index(warning) < told.index("step=1/1")
+    cold, train = (shlex.split(command) for command in re.findall("`trialogue (.*?)`", told)[:2])
+    assert cold == ["sft", "shop", "tasks.levels=[1]", "run.name=cold"]
+    further = run(folder, "train", "shop", *few, "learner.model=runs/raw", "run.name=further")
+    assert warning in further.stderr
+    assert "warning" not in run(folder, "train", "--resume", "runs/raw").stderr
+    done = run(folder, *cold, "sft.count=4", "limits.context_tokens=512", "limits.reply_tokens=64")
+    assert done.returncode == 0, done.stderr
+    again = run(folder, *train, *few, "run.name=warm")
+    assert again.returncode == 0, again.stderr
+    assert "warning" not in again.stderr
+
+
 def test_who_has_no_oracle_is_told_what_to_record(folder: Path) -> None:
-    done = run(folder, "sft", "domain=bakery")
+    done = run(folder, "sft", "bakery")
     assert done.returncode == 2
     told = re.search("`(trialogue rollout .*)`", done.stderr)
     assert told is not None
     run(folder, *told[1].replace("trials 40", "trials 1").split()[1:])
-    again = run(folder, "sft", "domain=bakery", "sft.examples=runs/gold", "sft.epochs=1")
+    again = run(folder, "sft", "bakery", "sft.examples=runs/gold", "sft.epochs=1")
     assert again.returncode == 0, again.stderr
 
 

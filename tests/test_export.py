@@ -56,8 +56,9 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
     arguments = [
         "export",
         "verl",
+        "shop",  # over the domain of the file
+        "--config",
         str(ROOT / "configs" / "paper-32b.toml"),
-        "domain=shop",
         "training.steps=2",
     ]
     arguments += ["training.eval_tasks=3", "engine.verl.trainer.nnodes=2", "--out", str(out), "--json"]

@@ -136,10 +136,10 @@ def test_what_a_model_says_and_calls_is_text_everywhere(folder: Path) -> None:
         ("report", "runs/r"),
         ("report", "runs/r", "runs/r"),
         ("report", "runs/r", "--json"),
-        ("score", "runs/r", "--domain", "bakery"),
-        ("score", "runs/r", "--domain", "bakery", "--json"),
-        ("users", "audit", "runs/r", "--domain", "bakery"),
-        ("users", "audit", "runs/r", "--domain", "bakery", "--json"),
+        ("score", "runs/r", "bakery"),
+        ("score", "runs/r", "bakery", "--json"),
+        ("users", "audit", "runs/r", "bakery"),
+        ("users", "audit", "runs/r", "bakery", "--json"),
         ("eval", "--resume", "runs/r", "--trust"),
         ("eval", "--resume", "runs/r"),
     ):
@@ -196,7 +196,7 @@ def test_records_are_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for place in places:
         file.write_text(json.dumps(put(line, place, NASTY)) + "\n")
         for words in (("score",), ("users", "audit"), ("review",)):
-            domain = ("--domain", "bakery") if words != ("review",) else ()
+            domain = ("bakery") if words != ("review",) else ()
             done = CliRunner().invoke(main, [*words, str(file), *domain], input="s\n")
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
             refuse_control(done.stdout_bytes.decode())

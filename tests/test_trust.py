@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 from endpoint import Endpoint
 
+from trialogue.cli.conversations import to_chat
 from trialogue.cli.main import main
-from trialogue.cli.options import to_chat
+from trialogue.cli.options import Asked
 from trialogue.config import (
     AuditSettings,
     EngineChoice,
@@ -128,8 +129,8 @@ def test_a_record_that_is_looked_at_runs_no_code(
         told = refused(*words)
         assert not ran.exists(), words
         assert code in told
-        assert f"--domain {place} to allow it, or --trust" in told
-    for more in (["--trust"], ["--domain", place]):
+        assert f"add the DOMAIN {place} to allow it, or --trust" in told
+    for more in (["--trust"], [place]):
         done = run(tmp_path, "score", "runs/sent", *more)
         assert ran.exists(), done.stderr
         if place != "server":  # which answers nothing
@@ -366,7 +367,9 @@ def test_the_world_of_a_run_one_chats_with(tmp_path: Path, monkeypatch: pytest.M
     record(tmp_path, "train", "simulator.model=oracle", f"simulator.base_url={OTHER}")
     assert f"add simulator.base_url={OTHER}" in refused("chat", "train", "simulator.model=openai:m")
     own = ("simulator.model=openai:m", "simulator.base_url=http://h")
-    assert to_chat("train", None, own, trust=False)["settings"][-2:] == own
+    config = to_chat("train", Asked(settings=own)).to_config(EvalConfig)
+    assert (config.simulator.model, config.simulator.base_url) == ("openai:m", "http://h")
+    assert (config.domain, config.agent.model) == ("shop", "train")
 
 
 CHOSEN_BY_THE_CALLER = {

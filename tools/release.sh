@@ -25,5 +25,5 @@ trialogue check bakery
 trialogue eval bakery --agent oracle --user agenda --split all run.name=oracle
 trialogue view runs/oracle --export oracle.html
 grep -q '</html>' oracle.html
-trialogue sft sft.count=40 sft.epochs=1 "tasks.levels=[1]" run.name=cold
+trialogue sft shop sft.count=40 sft.epochs=1 "tasks.levels=[1]" run.name=cold
 trialogue eval shop --agent runs/cold --tasks 2 "tasks.levels=[1]"

@@ -35,7 +35,7 @@ class InDomain(Section):
     """What every verb that works in a domain is told first."""
 
     domain: str = "shop"
-    """A name, module:name, or path to a file or folder."""
+    """A name, module:name, or path to a file or folder: DOMAIN on the command line."""
     data: str | None = None
     """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
     seed: int = 0
@@ -414,8 +414,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        hint = "" if path.suffix == ".toml" else f"; a domain is named by domain={path}"
-        raise ConfigError(f"there is no config file {path}{hint}") from None
+        raise ConfigError(f"there is no config file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 

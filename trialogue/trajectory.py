@@ -174,7 +174,8 @@ def tell_near_calls(number: int) -> str:
     what = "replies look like tool calls" if number > 1 else "reply looks like a tool call"
     return (
         f"near calls: {number} {what} but not in the form that was asked for, and went to the user as text: "
-        "fine-tune the model (trialogue sft), or set renderer.lenient=true to read such replies as calls"
+        "fine-tune the model (trialogue sft DOMAIN), or set renderer.lenient=true to read such replies as "
+        "calls"
     )
 
 

@@ -250,7 +250,7 @@ def test_a_full_disk_stops_training_and_it_goes_on(
         lines.append(f"{key} = {json.dumps(value)}")
     file.write_text("\n".join(lines), encoding="utf-8")
     weights = sum(item.stat().st_size for item in (trained / "model").iterdir()) // 1024
-    done = fill_disk(tmp_path, f"{weights * 7}k", "train", [str(file)])
+    done = fill_disk(tmp_path, f"{weights * 7}k", "train", ["--config", str(file)])
     assert "exit 1" in done.stdout, done.stdout + done.stderr
     assert "exit 0" in done.stdout, done.stdout + done.stderr
     assert "no room left on the disk to write" in done.stderr

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trialogue.cli.main import main
-from trialogue.cli.options import to_config
+from trialogue.cli.options import Asked
 from trialogue.config import EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError, RunError
@@ -209,7 +209,7 @@ def test_a_run_can_be_extended_and_nothing_else_about_it_changed(
     assert "are seed=0; leave yours out" in done.output
     file = parts.parent / "other.toml"
     file.write_text("seed = 0\n", encoding="utf-8")
-    done = CliRunner().invoke(main, ["train", str(file), "--resume", str(parts)])
+    done = CliRunner().invoke(main, ["train", "--config", str(file), "--resume", str(parts)])
     assert (done.exit_code, "leave the config file" in done.output) == (2, True)
     with pytest.raises(ConfigError, match=r"are training.group_size=4"):
         asyncio.run(train(make("parts", training__steps=1, training__group_size=8), resume=parts))
@@ -265,13 +265,14 @@ def test_a_trained_agent_speaks_where_and_as_it_learned(
     played = json.loads(done.stdout)
     assert (played["trajectory"]["task"]["domain"], played["end"]) == ("wall", "user_stop")
     for agent in (run.path, f"local:{run.path}", run.path / "model"):
-        limits = to_config(EvalConfig, None, (), None, {"agent": str(agent)}).limits
+        limits = Asked("shop", options={"agent": str(agent)}).to_config(EvalConfig).limits
         assert (limits.reply_tokens, limits.context_tokens) == (12, 128)
     file = tmp_path / "limits.toml"
     file.write_text("[limits]\nreply_tokens = 20\n", encoding="utf-8")
-    given = to_config(EvalConfig, None, ("limits.context_tokens=99",), str(file), {"agent": str(run.path)})
+    agent = {"agent": str(run.path)}
+    given = Asked("shop", ("limits.context_tokens=99",), str(file), options=agent).to_config(EvalConfig)
     assert (given.limits.reply_tokens, given.limits.context_tokens) == (20, 99)
-    assert to_config(EvalConfig, None, (), None, {"agent": "oracle"}).limits == Limits()
+    assert Asked("shop", options={"agent": "oracle"}).to_config(EvalConfig).limits == Limits()
 
 
 async def test_a_damaged_checkpoint_is_left_out(

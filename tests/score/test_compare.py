@@ -23,8 +23,9 @@ def test_several_users_are_compared_and_a_run_is_audited(tmp_path: Path) -> None
     command = [
         "users",
         "compare",
-        "agenda",
-        f"scripted:{script}",
+        "shop",
+        "--user=agenda",
+        f"--user=scripted:{script}",
         "--tasks",
         "6",
         runs,
@@ -45,7 +46,7 @@ def test_several_users_are_compared_and_a_run_is_audited(tmp_path: Path) -> None
         audited = CliRunner().invoke(main, ["users", "audit", row["run"]])
         assert audited.exit_code == status
         assert f"{6 * status} of 6 conversations have findings" in audited.output
-    shown = CliRunner().invoke(main, [*command[:3], "--tasks", "2", runs])
+    shown = CliRunner().invoke(main, [*command[:4], "--tasks", "2", runs])
     assert "findings per 100" in shown.output
 
 

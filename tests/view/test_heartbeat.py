@@ -87,7 +87,7 @@ def test_an_evaluation_with_a_slow_agent_is_never_silent(slow_endpoint: str, tmp
 def test_learning_is_never_silent_and_its_log_holds_no_bars(tmp_path: Path) -> None:
     few = ["training.steps=2", "training.tasks_per_step=2", "training.group_size=2", "training.eval_every=0"]
     settings = ["limits.reply_tokens=64", "run.name=agent"]
-    lines, status = follow("train", *few, *settings, folder=tmp_path, seconds=0.1)
+    lines, status = follow("train", "shop", *few, *settings, folder=tmp_path, seconds=0.1)
     text = [line for _, line in lines]
     assert status == 0, text
     assert find_gap(lines) < 10, text

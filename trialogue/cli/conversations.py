@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from trialogue.cli.options import DATA, JSON, SETTINGS, TRUST, Whole, to_chat, to_config, to_resume
+from trialogue.cli.options import Asked, find_ask, find_keys, in_domain, to_resume
 from trialogue.output import echo, echo_json
 
+EVAL = (
+    *("agent", "user", "split", "tasks", "trials", "seed", "data"),
+    *("config", "resume", "trust", "json"),
+)
 
-def _evaluate(
-    kind: Any,
-    as_json: bool,
-    resume: str | None,
-    domain: str | None,
-    settings: tuple[str, ...],
-    file: str | None,
-    given: dict[str, Any],
-    *,
-    trust: bool,
-) -> None:
+
+@click.command("eval")
+@in_domain(*EVAL)
+def eval_verb(asked: Asked, as_json: bool) -> None:
+    """Evaluate an agent with a user on a DOMAIN: conversations, rewards, pass^k with intervals.
+
+    \b
+    trialogue eval shop --agent oracle --user agenda --split test --tasks 100
+    trialogue eval shop --agent openai:gpt-4.1 --user openai:gpt-4.1 limits.observations=40
+    """
+    _evaluate("eval", asked, as_json)
+
+
+@click.command("rollout")
+@in_domain(*EVAL)
+def rollout_verb(asked: Asked, as_json: bool) -> None:
+    """Hold conversations in a DOMAIN and record them: as eval does, to collect data rather than a score.
+
+    \b
+    trialogue rollout shop --agent oracle --split train --tasks 500 --trials 4
+    """
+    _evaluate("rollout", asked, as_json)
+
+
+def _evaluate(kind: Literal["eval", "rollout"], asked: Asked, as_json: bool) -> None:
     import asyncio
 
     from trialogue.config import EvalConfig
@@ -31,12 +51,11 @@ def _evaluate(
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_progress, show_result, tell_failed
 
-    config = to_config(EvalConfig, domain, settings, file, given, resume, trust=trust)
+    config = asked.to_config(EvalConfig)
     run: list[Path] = []
     try:
         with show_progress(quiet=as_json or "human" in (config.agent.model, config.user.model)):
-            resumed = Path(resume) if resume else None
-            result = asyncio.run(evaluate(config, kind=kind, resume=resumed, started=run.append))
+            result = asyncio.run(evaluate(config, kind=kind, resume=asked.resume, started=run.append))
     except BudgetError as error:
         echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
         echo(f"  {to_resume(kind, run[0], config)} budget.usd=… or budget.tokens=…", err=True)
@@ -58,90 +77,43 @@ def _evaluate(
         sys.exit(1)
 
 
-def _eval_options(function: Any) -> Any:
-    options = [
-        click.argument("domain", required=False),
-        SETTINGS,
-        click.option("--agent", help="Who plays the agent: oracle, naive, openai:NAME, a checkpoint, …"),
-        click.option("--user", help="Who plays the user: agenda, openai:NAME, human, …"),
-        click.option("--split", help="Which split of the tasks."),
-        click.option("--tasks", type=Whole(1), help="How many tasks."),
-        click.option("--trials", type=Whole(1), help="Conversations per task."),
-        click.option("--seed", type=int, help="Seed of every random choice."),
-        DATA,
-        click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings."),
-        click.option("--resume", metavar="RUN", help="Go on with a run directory, with its own settings."),
-        TRUST,
-        JSON,
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-@click.command("eval")
-@_eval_options
-def eval_verb(
-    domain: str | None,
-    settings: tuple[str, ...],
-    file: str | None,
-    resume: str | None,
-    trust: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
-    """Evaluate an agent with a user on a DOMAIN: conversations, rewards, pass^k with intervals.
-
-    \b
-    trialogue eval shop --agent oracle --user agenda --split test --tasks 100
-    trialogue eval shop --agent openai:gpt-4.1 --user openai:gpt-4.1 limits.observations=40
-    """
-    _evaluate("eval", as_json, resume, domain, settings, file, given, trust=trust)
-
-
-@click.command("rollout")
-@_eval_options
-def rollout_verb(
-    domain: str | None,
-    settings: tuple[str, ...],
-    file: str | None,
-    resume: str | None,
-    trust: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
-    """Hold conversations and write them down: as eval does, for collecting data rather than a score."""
-    _evaluate("rollout", as_json, resume, domain, settings, file, given, trust=trust)
-
-
 @click.command("play")
-@click.argument("domain", default="shop")
-@SETTINGS
 @click.option(
     "--as", "side", type=click.Choice(["agent", "user"]), default="agent", help="Which side you take."
 )
-@click.option("--task", help="Id of the task; one chosen by the seed otherwise.")
-@click.option("--split", help="Which split the task is from.")
-@click.option("--seed", type=int, help="Seed of every random choice.")
-@click.option("--agent", help="Who plays the agent, when you are the user.")
-@click.option("--user", help="Who plays the user, when you are the agent.")
-@DATA
-@JSON
-def play_verb(
-    domain: str,
-    settings: tuple[str, ...],
-    side: Any,
-    task: str | None,
-    as_json: bool,
-    calls: bool = False,
-    **given: Any,
-) -> None:
+@click.option("--task", help="Id of the task. Default: one chosen by the seed.")
+@in_domain("agent", "user", "split", "seed", "data", "config", "json")
+def play_verb(asked: Asked, side: Literal["agent", "user"], task: str | None, as_json: bool) -> None:
     """Sit on one side of a conversation in a DOMAIN: type text, or a call such as get_order order_id=W1.
 
     \b
     trialogue play shop
     trialogue play shop --as user --agent openai:gpt-4.1
     """
+    _play(asked, side, as_json, task)
+
+
+@click.command("chat")
+@click.argument("run")
+@in_domain("seed", "data", "trust", "json")
+def chat_verb(asked: Asked, run: str, as_json: bool) -> None:
+    """Talk to a trained agent as the user. RUN is a run directory or a folder of weights. The DOMAIN is the
+    one it has learned in, where no other is named.
+
+    \b
+    trialogue chat runs/agent
+    """
+    _play(to_chat(run, asked), "user", as_json, calls=True)
+
+
+def _play(
+    asked: Asked,
+    side: Literal["agent", "user"],
+    as_json: bool,
+    task: str | None = None,
+    *,
+    calls: bool = False,
+) -> None:
     import asyncio
 
     from trialogue.config import EvalConfig
@@ -151,10 +123,10 @@ def play_verb(
     from trialogue.view.terminal import show_why
     from trialogue.world.find import find_domain
 
-    patient = ("limits.seconds=86400", *settings)
-    config = to_config(EvalConfig, domain, patient, None, given)
+    patient = replace(asked, defaults=(*asked.defaults, "limits.seconds=86400"))
+    config = patient.to_config(EvalConfig)
     found = find_domain(config.domain, config.data)
-    chosen = find_task(found, config, task, any_split=given["split"] is None)
+    chosen = find_task(found, config, task, any_split=asked.options.get("split") is None)
     console = Screen(stderr=as_json)
     person = HumanModel(side, found, chosen, console, ask_aside if as_json else input, shows_calls=calls)
     try:
@@ -171,34 +143,27 @@ def play_verb(
         sys.exit(1)
 
 
-@click.command("chat")
-@click.argument("run")
-@click.argument("domain", required=False)
-@SETTINGS
-@click.option("--seed", type=int, help="Seed of every random choice.")
-@TRUST
-@JSON
-@click.pass_context
-def chat_verb(
-    ctx: click.Context,
-    run: str,
-    domain: str | None,
-    settings: tuple[str, ...],
-    seed: int | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Talk to a trained agent as the user: RUN is a run directory or a folder of weights. The DOMAIN is the
-    one it has learned in, or shop."""
-    ctx.invoke(
-        play_verb,
-        **to_chat(run, domain, settings, trust=trust),
-        side="user",
-        task=None,
-        as_json=as_json,
-        split=None,
-        seed=seed,
-        agent=run,
-        user=None,
-        calls=True,
-    )
+def to_chat(run: str, asked: Asked) -> Asked:
+    """Talk with a trained agent: in the domain of its run, where no other is named."""
+    from trialogue.config import EvalConfig, load_config
+    from trialogue.run import WORDS, find_weights, read_learned, refuse_missing
+    from trialogue.score.resume import refuse_claims
+
+    if run not in WORDS and ":" not in run:
+        refuse_missing(Path(run))
+    asked = replace(asked, options={**asked.options, "agent": run})
+    learned = read_learned(run) if asked.domain is None else None
+    if learned is None:
+        if Path(run).is_dir():
+            find_weights(Path(run))
+        return asked
+    recorded = [f"domain={json.dumps(learned.domain)}"]
+    recorded += [f"data={json.dumps(learned.data)}"] if learned.data is not None else []
+    simulator: dict[str, Any] = learned.simulator.model_dump(mode="json")
+    names = ("model", "base_url", "api_key_env")
+    recorded += [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator[name]]
+    if not asked.trust:
+        words = asked.to_words()
+        config = load_config(EvalConfig, None, [*recorded, *words])
+        refuse_claims(Path(run), config, find_keys(words), find_ask())
+    return replace(asked, defaults=tuple(recorded))

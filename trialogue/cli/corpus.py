@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli.options import DATA, JSON, SETTINGS, TRUST, Whole, to_config, to_resume
+from trialogue.cli.options import SETTINGS, Asked, Whole, in_domain, offer, refuse_files, to_resume
 from trialogue.output import echo, echo_json
 
 
@@ -17,9 +17,9 @@ from trialogue.output import echo, echo_json
 @SETTINGS
 @click.option("--brief", help="A file that says what a new scenario is about.")
 @click.option("--model", "drafter", help="Who drafts: openai:NAME.")
-@click.option("--tasks", "wanted", type=Whole(0), help="Tasks to draft, besides those there are.")
-@JSON
-def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: Any) -> None:
+@click.option("--tasks", type=Whole(0), help="Number of tasks to draft, besides those there are.")
+@offer("seed", "config", "json")
+def draft_verb(folder: str, settings: tuple[str, ...], file: str | None, as_json: bool, **given: Any) -> None:
     """Draft a scenario into FOLDER with a language model; or further tasks, where it is there already.
 
     \b
@@ -35,9 +35,10 @@ def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: A
     from trialogue.talk.model import close_source
     from trialogue.talk.openai import OpenAIModel
 
-    keys = {"brief": "brief", "drafter": "drafter.model", "wanted": "tasks"}
+    refuse_files(folder, *settings)
+    keys = {"brief": "brief", "drafter": "drafter.model", "tasks": "tasks", "seed": "seed"}
     overrides = [f"{keys[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    config = load_config(DraftConfig, None, [f"folder={json.dumps(folder)}", *overrides, *settings])
+    config = load_config(DraftConfig, file, [f"folder={json.dumps(folder)}", *overrides, *settings])
     kind, _, name = config.drafter.model.partition(":")
     if kind != "openai" or not name:
         raise ConfigError("a scenario is drafted by a language model: --model openai:NAME")
@@ -58,28 +59,10 @@ def draft_verb(folder: str, settings: tuple[str, ...], as_json: bool, **given: A
 
 
 @click.command("synthesize")
-@click.argument("domain", required=False)
-@SETTINGS
-@click.option("--agent", help="The teacher: oracle, openai:NAME, a checkpoint, …")
-@click.option("--user", help="Who plays the user: agenda, openai:NAME, …")
-@click.option("--judge", help="Who scores what was verified: openai:NAME; nobody by default.")
-@click.option("--count", type=Whole(1), help="Distinct, verified conversations to end up with.")
-@click.option("--split", help="Which split of the tasks.")
-@click.option("--seed", type=int, help="Seed of every random choice.")
-@DATA
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings.")
-@click.option("--resume", metavar="RUN", help="Go on with a run directory, with its own settings.")
-@TRUST
-@JSON
-def synthesize_verb(
-    domain: str | None,
-    settings: tuple[str, ...],
-    file: str | None,
-    resume: str | None,
-    trust: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
+@in_domain(
+    *("agent", "user", "judge", "count", "split", "seed", "data"), *("config", "resume", "trust", "json")
+)
+def synthesize_verb(asked: Asked, as_json: bool) -> None:
     """Make a corpus to imitate: a teacher's conversations in a DOMAIN, verified, without doubles.
 
     \b
@@ -94,12 +77,11 @@ def synthesize_verb(
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_corpus, show_progress
 
-    config = to_config(SynthesizeConfig, domain, settings, file, given, resume, trust=trust)
+    config = asked.to_config(SynthesizeConfig)
     run: list[Path] = []
     try:
         with show_progress(quiet=as_json):
-            resumed = Path(resume) if resume else None
-            result = asyncio.run(synthesize(config, resume=resumed, started=run.append))
+            result = asyncio.run(synthesize(config, resume=asked.resume, started=run.append))
     except BudgetError as error:
         echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
         echo(f"  {to_resume('synthesize', run[0], config)} budget.usd=… or budget.tokens=…", err=True)
@@ -123,8 +105,7 @@ def synthesize_verb(
 @click.argument("path", type=click.Path(exists=True))
 @click.option("--rejected", is_flag=True, help="Those that were rejected, to take some of them in after all.")
 @click.option("--by", help="Who decides; your name on this machine otherwise.")
-@TRUST
-@JSON
+@offer("trust", "json")
 def review_verb(path: str, rejected: bool, by: str | None, trust: bool, as_json: bool) -> None:
     """Decide about conversations yourself: accept, reject, annotate. PATH is a synthesis run or a JSONL file.
 

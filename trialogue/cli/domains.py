@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from trialogue.cli.options import DATA, JSON, Whole
+from trialogue.cli.options import offer
 from trialogue.output import echo, echo_json
 
 
 @click.command("init")
 @click.argument("name")
-@JSON
+@offer("json")
 def init_verb(name: str, as_json: bool) -> None:
     """Write a small working domain into a new folder NAME, to start from."""
     from trialogue.world.scaffold import write_domain
@@ -29,27 +29,28 @@ def init_verb(name: str, as_json: bool) -> None:
 
 @click.command("check")
 @click.argument("domain", required=False)
-@click.option("--tasks", "count", type=Whole(1), help="How many tasks; the domain's own default.")
-@click.option("--split", help="Only the tasks of this split.")
-@click.option("--seed", type=int, default=0, help="Seed of the tasks, where they are generated.")
 @click.option(
     "--contamination",
     nargs=2,
     metavar="TRAIN TEST",
     help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
 )
-@DATA
-@JSON
+@offer("split", "tasks", "seed", "data", "json")
 def check_verb(
     domain: str | None,
-    count: int | None,
-    split: str | None,
-    seed: int,
     contamination: tuple[str, str] | None,
+    split: str | None,
+    tasks: int | None,
+    seed: int | None,
     data: str | None,
     as_json: bool,
 ) -> None:
-    """Prove a DOMAIN: schemas are valid, every gold replay scores 1, every untouched state scores 0."""
+    """Prove a DOMAIN: schemas are valid, every gold replay scores 1, every untouched state scores 0.
+
+    \b
+    trialogue check shop --split test
+    trialogue check --contamination shop/train shop/test
+    """
     if contamination is not None:
         from trialogue.score.contamination import find_contamination
 
@@ -67,7 +68,7 @@ def check_verb(
     from trialogue.view.terminal import show_check
     from trialogue.world.find import find_domain
 
-    checked = check(find_domain(domain, data), split, count, seed)
+    checked = check(find_domain(domain, data), split, tasks, seed or 0)
     if as_json:
         echo_json(checked.to_data())
     else:

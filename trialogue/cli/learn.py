@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trialogue.cli.options import JSON, SETTINGS, TRUST, to_config, to_resume, with_trust
+from trialogue.cli.options import Asked, in_domain, offer, to_resume, with_trust
 from trialogue.output import echo, echo_json
+
+if TYPE_CHECKING:
+    from trialogue.config import TrainConfig
 
 
 @click.command("sft")
-@click.argument("file", required=False, metavar="[CONFIG]")
-@SETTINGS
-@click.option("--side", type=click.Choice(["agent", "user"]), help="Whose turns are learned.")
-@click.option("--resume", metavar="RUN", help="Go on with a run directory.")
-@TRUST
-@JSON
-def sft_verb(
-    file: str | None,
-    settings: tuple[str, ...],
-    side: str | None,
-    resume: str | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Fine-tune a model on recorded conversations, or on those of a domain's oracle.
+@in_domain("side", "split", "seed", "data", "config", "resume", "trust", "json")
+def sft_verb(asked: Asked, as_json: bool) -> None:
+    """Fine-tune a model on recorded conversations, or on those of the oracle of a DOMAIN.
 
     \b
-    trialogue sft sft.count=2000 sft.faults=0.25
-    trialogue sft sft.examples=runs/rollout-shop-1 learner.model=smollm2
+    trialogue sft shop sft.count=2000 sft.faults=0.25
+    trialogue sft shop sft.examples=runs/rollout-shop-1 learner.model=smollm2
     """
     from trialogue.config import SftConfig
     from trialogue.learn.sft import sft
 
-    extra = [] if side is None else [f"sft.side={side}"]
-    _learn(sft, SftConfig, file, (*extra, *settings), resume, as_json, trust=trust)
+    _learn(sft, SftConfig, asked, as_json)
 
 
 @click.command("train")
-@click.argument("file", required=False, metavar="[CONFIG]")
-@SETTINGS
-@click.option("--resume", metavar="RUN", help="Go on with a run directory.")
-@TRUST
-@JSON
-def train_verb(
-    file: str | None, settings: tuple[str, ...], resume: str | None, trust: bool, as_json: bool
-) -> None:
-    """Train an agent by reinforcement learning with a user in the loop.
+@in_domain("user", "split", "seed", "data", "config", "resume", "trust", "json")
+def train_verb(asked: Asked, as_json: bool) -> None:
+    """Train an agent in a DOMAIN by reinforcement learning with a user in the loop.
 
     \b
-    trialogue train learner.model=runs/sft-shop-1 training.steps=100
-    trialogue train configs/shop-smollm2.toml optimizer.learning_rate=1e-5
+    trialogue train shop learner.model=runs/sft-shop-1 training.steps=100
+    trialogue train --config configs/shop-smollm2.toml optimizer.learning_rate=1e-5
     """
     from trialogue.config import TrainConfig
     from trialogue.learn.train import train
 
-    _learn(train, TrainConfig, file, settings, resume, as_json, trust=trust)
+    _learn(train, TrainConfig, asked, as_json)
 
 
-def _learn(
-    verb: Any,
-    kind: Any,
-    file: str | None,
-    settings: tuple[str, ...],
-    resume: str | None,
-    as_json: bool,
-    *,
-    trust: bool,
-) -> None:
+def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
     import asyncio
     from contextlib import closing
 
@@ -78,9 +54,7 @@ def _learn(
     from trialogue.view.report import write_report
     from trialogue.view.trackers import Trackers
 
-    if file is not None and "=" in file:
-        settings, file = (file, *settings), None
-    config = to_config(kind, None, settings, file, {}, resume, trust=trust)
+    config = asked.to_config(kind)
     title = f"trialogue {verb.__name__} · {config.domain} · {config.learner.model}"
     steps = config.training.steps if verb.__name__ == "train" else None
     trackers = Trackers(config.run.track)
@@ -92,13 +66,14 @@ def _learn(
                 run.append(path)
                 shown.started(path)
                 trackers.started(path)
+                if verb.__name__ == "train" and asked.resume is None:
+                    warn_of_no_cold_start(config)
 
             def watch(step: int, metrics: dict[str, Any]) -> None:
                 shown(step, metrics)
                 trackers(step, metrics)
 
-            resumed = Path(resume) if resume else None
-            path = asyncio.run(verb(config, resume=resumed, watch=watch, started=started))
+            path = asyncio.run(verb(config, resume=asked.resume, watch=watch, started=started))
     except KeyboardInterrupt:
         if run:
             again = to_resume(verb.__name__, run[0], config)
@@ -111,7 +86,7 @@ def _learn(
         echo(f"marked: {mark}", err=as_json)
     if (fault := shown.find_fault()) is not None:
         echo(fault, err=True)
-    if resume and not shown.durations:
+    if asked.resume and not shown.durations:
         echo(f"{path} had nothing left to do", err=True)
     if as_json:
         echo_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})
@@ -129,24 +104,49 @@ def _learn(
         echo(f"look at it: trialogue view {path}")
 
 
-@click.command("export")
-@click.argument("host", type=click.Choice(["verl"]))
-@click.argument("file", required=False, metavar="[CONFIG]")
-@SETTINGS
+def warn_of_no_cold_start(config: TrainConfig) -> None:
+    """Say that the tiny base learns next to nothing by reinforcement before it has imitated conversations."""
+    from trialogue.config import Tasks, TrainConfig
+    from trialogue.engine.models import BASE
+    from trialogue.run import read_learned
+    from trialogue.score.resume import to_word
+
+    model = config.learner.model
+    learned = read_learned(model)
+    if isinstance(learned, TrainConfig):  # a run that was not begun from a cold start either
+        model = learned.learner.model
+    if model != "tiny" and Path(model).expanduser().resolve() != BASE:
+        return
+    words = [shlex.quote(config.domain)]
+    if config.tasks.levels != Tasks().levels:
+        words.append(to_word("tasks.levels", config.tasks.levels))
+    given = " ".join(words)
+    echo(
+        "warning: the tiny base has had no cold start: it cannot hold a conversation yet, so there is almost "
+        f"nothing to reinforce. Fine-tune it first: `trialogue sft {given} run.name=cold`, then "
+        f"`trialogue train {given} learner.model={config.run.directory}/cold`",
+        err=True,
+    )
+
+
+@click.group("export")
+def export_verb() -> None:
+    """Write the settings of `train` as another trainer reads them."""
+
+
+@export_verb.command("verl")
 @click.option("--out", required=True, help="Folder for everything it writes.")
-@JSON
-def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str, as_json: bool) -> None:
-    """Write the settings of `train` as another trainer reads them: data, agent loop, launch script.
+@in_domain("user", "split", "seed", "data", "config", "json")
+def verl_verb(asked: Asked, out: str, as_json: bool) -> None:
+    """Write the settings of `train` in a DOMAIN as verl reads them: data, agent loop, launch script.
 
     \b
-    trialogue export verl configs/paper-8b.toml data=DIR --out runs/paper-8b
+    trialogue export verl --config configs/paper-8b.toml --data DIR --out runs/paper-8b
     """
-    from trialogue.config import TrainConfig, load_config
+    from trialogue.config import TrainConfig
     from trialogue.hosts.export import export_verl
 
-    if file is not None and "=" in file:
-        settings, file = (file, *settings), None
-    written = export_verl(load_config(TrainConfig, file, settings), Path(out))
+    written = export_verl(asked.to_config(TrainConfig), Path(out))
     if as_json:
         echo_json(written)
         return
@@ -158,12 +158,11 @@ def export_verb(host: str, file: str | None, settings: tuple[str, ...], out: str
 
 @click.command("demo")
 @click.option("--out", default="runs/demo", show_default=True, help="Folder for everything it writes.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of every random choice.")
 @click.option(
     "--minutes", type=click.FloatRange(0.5), help="Shorten it to about so many; the whole takes six."
 )
-@JSON
-def demo_verb(out: str, seed: int, minutes: float | None, as_json: bool) -> None:
+@offer("seed", "json")
+def demo_verb(out: str, minutes: float | None, seed: int | None, as_json: bool) -> None:
     """Train the built-in shop's agent on this machine's CPU: cold start, then learning from users.
 
     \b
@@ -185,7 +184,7 @@ def demo_verb(out: str, seed: int, minutes: float | None, as_json: bool) -> None
     with show_steps(quiet=as_json) as watch:
         size = Size() if minutes is None else Size.fit(minutes)
         told = partial(echo, err=as_json)
-        result = asyncio.run(demonstrate(directory, seed, told, watch, size))
+        result = asyncio.run(demonstrate(directory, seed or 0, told, watch, size))
     if as_json:
         echo_json(result["summary"])
     else:

@@ -14,7 +14,7 @@ from trialogue.cli.corpus import draft_verb, review_verb, synthesize_verb
 from trialogue.cli.domains import check_verb, init_verb
 from trialogue.cli.entry import Verbs
 from trialogue.cli.learn import demo_verb, export_verb, sft_verb, train_verb
-from trialogue.cli.options import JSON
+from trialogue.cli.options import offer
 from trialogue.cli.records import report_verb, score_verb, verify_verb, view_verb
 from trialogue.cli.users import users_verb
 from trialogue.output import echo, echo_json
@@ -29,7 +29,7 @@ def main(debug: bool) -> None:
 
 @main.command("config")
 @click.argument("verb", required=False, type=click.Choice(["draft", "eval", "synthesize", "sft", "train"]))
-@JSON
+@offer("json")
 def config_verb(verb: str | None, as_json: bool) -> None:
     """List every setting of a VERB, or of all: key, default and meaning."""
     from trialogue.config import KINDS, list_keys

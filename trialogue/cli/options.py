@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trialogue.output import confirm
+
+if TYPE_CHECKING:
+    from trialogue.config import R
 
 
 class Whole(click.IntRange):
@@ -25,70 +30,157 @@ class Whole(click.IntRange):
         return super().convert(value, param, ctx)
 
 
-JSON = click.option(
-    "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
-)
-DATA = click.option("--data", help="Folder with a benchmark's data.")
-TRUST = click.option(
-    "--trust", is_flag=True, help="Run the code, and use the endpoints and keys, that the record names."
-)
-SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+OPTIONS = {
+    "agent": click.option("--agent", help="Who plays the agent: oracle, naive, openai:NAME, a checkpoint, …"),
+    "user": click.option("--user", help="Who plays the user: agenda, openai:NAME, human, …"),
+    "judge": click.option("--judge", help="Who scores verified conversations: openai:NAME. Default: nobody."),
+    "side": click.option("--side", type=click.Choice(["agent", "user"]), help="Whose turns are learned."),
+    "split": click.option("--split", help="Split of the tasks, such as train, dev or test."),
+    "tasks": click.option("--tasks", type=Whole(1), help="Number of tasks."),
+    "trials": click.option("--trials", type=Whole(1), help="Conversations per task."),
+    "count": click.option("--count", type=Whole(1), help="Number of verified, distinct conversations."),
+    "seed": click.option("--seed", type=int, help="Seed of every random choice."),
+    "data": click.option("--data", metavar="DIR", help="Folder with a benchmark's data."),
+    "config": click.option(
+        "--config", "file", type=click.Path(dir_okay=False), help="TOML file of settings."
+    ),
+    "resume": click.option("--resume", metavar="RUN", help="Continue a run directory with its own settings."),
+    "trust": click.option(
+        "--trust", is_flag=True, help="Run the code, and use the endpoints and keys, that the record names."
+    ),
+    "json": click.option(
+        "--json", "as_json", is_flag=True, help="Print one machine-readable value and nothing else."
+    ),
+}
+"""The options that several verbs offer; each means the same everywhere."""
 KEYS = {
     "agent": "agent.model",
     "user": "user.model",
+    "judge": "judge.model",
+    "side": "sft.side",
     "split": "tasks.split",
     "tasks": "tasks.count",
     "trials": "tasks.trials",
+    "count": "synthesize.count",
     "seed": "seed",
     "data": "data",
-    "judge": "judge.model",
-    "count": "synthesize.count",
 }
-"""Which setting an option stands for."""
+"""The setting that an option stands for."""
+DOMAIN = click.argument("domain", required=False)
+SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def to_config(
-    kind: Any,
-    domain: str | None,
-    settings: tuple[str, ...],
-    file: str | None,
-    given: dict[str, Any],
-    resume: str | None = None,
-    *,
-    trust: bool = False,
-) -> Any:
-    """The configuration asked for; with `resume` the run's own, which nothing else given may contradict, and
-    which does by itself, unless there is `trust`, nothing that only the caller may choose."""
-    from trialogue.config import load_config
-    from trialogue.errors import ConfigError
-    from trialogue.run import read_about, read_config, read_learned, refuse_missing
+def offer(*names: str) -> Callable[[F], F]:
+    """Give a verb some of the shared options."""
 
-    if domain is not None and "=" in domain:
-        settings, domain = (domain, *settings), None
-    overrides = [f"domain={json.dumps(domain)}"] if domain is not None else []
-    overrides += [f"{KEYS[name]}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    if resume is None:
-        config = load_config(kind, file, [*overrides, *settings])
+    def decorate(function: F) -> F:
+        for name in reversed(names):
+            function = OPTIONS[name](function)
+        return function
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a verb that works in a domain was given: [DOMAIN] [KEY=VALUE]... and the shared options."""
+
+    domain: str | None = None
+    settings: tuple[str, ...] = ()
+    file: str | None = None
+    resume: Path | None = None
+    trust: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The options that stand for a setting, by name; None where one was not given."""
+    defaults: tuple[str, ...] = ()
+    """Settings of the verb itself, which everything given overrides."""
+
+    def to_words(self) -> list[str]:
+        """All of it as `key=value`, later words winning: the domain, the options, the settings."""
+        given = {KEYS[name]: value for name, value in self.options.items() if value is not None}
+        if self.domain is not None:
+            given = {"domain": self.domain, **given}
+        return [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *self.settings]
+
+    def to_config(self, kind: type[R]) -> R:
+        """The configuration asked for. With `resume` it is the run's own, which nothing given may contradict;
+        without `trust` it may choose nothing that only the caller may choose."""
+        from trialogue.config import load_config
+        from trialogue.run import read_learned
+
+        refuse_files(*filter(None, [self.domain]), *self.settings)
+        if self.resume is not None:
+            return self._to_resumed(kind, self.resume)
+
+        def load(known: R) -> R:
+            usual = load_config(kind, None, self.defaults, known)
+            return load_config(kind, self.file, self.to_words(), usual)
+
+        config = load(kind(domain=""))
+        if not config.domain:
+            raise click.UsageError(
+                "name a DOMAIN, such as shop (or domain=… in the settings)",
+                click.get_current_context(silent=True),
+            )
         agent = getattr(config, "agent", None)
-        own = read_learned(agent.model) if agent is not None else None
-        if own is None:
+        learned = read_learned(agent.model) if agent is not None else None
+        if learned is None:
             return config
         # An agent speaks within the lengths it has learned with, and is read as it was then.
-        lengths = own.limits.model_dump(include={"reply_tokens", "context_tokens"})
-        known = kind(limits=kind().limits.model_copy(update=lengths), renderer=own.renderer)
-        return load_config(kind, file, [*overrides, *settings], known)
-    from trialogue.score.resume import read_resumed, refuse_claims
+        lengths = learned.limits.model_dump(include={"reply_tokens", "context_tokens"})
+        return load(kind(limits=kind().limits.model_copy(update=lengths), renderer=learned.renderer))
 
-    path = Path(resume)
-    refuse_missing(path)
-    read_about(path)
-    if file is not None:
-        raise ConfigError(f"a resumed run has its own settings: leave the config file {file} out")
-    words = [*overrides, *settings]
-    config = read_resumed(path, load_config(kind, None, words, read_config(kind, path)))
-    if not trust:
-        refuse_claims(path, config, find_keys(words), find_ask())
-    return config
+    def _to_resumed(self, kind: type[R], run: Path) -> R:
+        from trialogue.config import load_config
+        from trialogue.errors import ConfigError
+        from trialogue.run import read_about, read_config, refuse_missing
+        from trialogue.score.resume import read_resumed, refuse_claims
+
+        refuse_missing(run)
+        read_about(run)
+        if self.file is not None:
+            raise ConfigError(f"a resumed run has its own settings: leave the config file {self.file} out")
+        words = self.to_words()
+        config = read_resumed(run, load_config(kind, None, words, read_config(kind, run)))
+        if not self.trust:
+            refuse_claims(run, config, find_keys(words), find_ask())
+        return config
+
+
+def in_domain(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a verb work in a domain: it takes [DOMAIN] [KEY=VALUE]... and the shared options of these names,
+    and is called with one `Asked` for all of them but `--json`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def verb(
+            domain: str | None,
+            settings: tuple[str, ...],
+            file: str | None = None,
+            resume: str | None = None,
+            trust: bool = False,
+            **given: Any,
+        ) -> None:
+            options = {name: given.pop(name) for name in names if name in KEYS}
+            if domain is not None and "=" in domain:
+                settings, domain = (domain, *settings), None
+            run = Path(resume) if resume is not None else None
+            function(Asked(domain, settings, file, run, trust, options), **given)
+
+        return DOMAIN(SETTINGS(offer(*names)(verb)))
+
+    return decorate
+
+
+def refuse_files(*words: str) -> None:
+    """Refuse a file of settings that is given as a word."""
+    for word in words:
+        if word.endswith(".toml") and "=" not in word:
+            raise click.UsageError(
+                f"{word} is a file of settings: write --config {word}",
+                click.get_current_context(silent=True),
+            )
 
 
 def find_keys(settings: Iterable[str]) -> set[str]:
@@ -113,27 +205,3 @@ def with_trust(run: Path, config: Any) -> str:
     from trialogue.score.resume import find_claims
 
     return f"{run} --trust" if find_claims(config) else str(run)
-
-
-def to_chat(run: str, domain: str | None, settings: tuple[str, ...], *, trust: bool) -> dict[str, Any]:
-    """Where one talks with a trained agent: in the world of its run, where no other is named."""
-    from trialogue.config import EvalConfig, load_config
-    from trialogue.run import WORDS, read_learned, refuse_missing
-    from trialogue.score.resume import refuse_claims
-
-    if run not in WORDS and ":" not in run:
-        refuse_missing(Path(run))
-    if domain is not None and "=" in domain:
-        settings, domain = (domain, *settings), None
-    own = read_learned(run) if domain is None else None
-    if own is None:
-        return {"domain": domain or "shop", "settings": settings, "data": None}
-    simulator: dict[str, Any] = own.model_dump(mode="json").get("simulator", {})
-    names = ("model", "base_url", "api_key_env")
-    tools = [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator.get(name)]
-    if not trust:
-        world = [f"domain={json.dumps(own.domain)}"]
-        world += [f"data={json.dumps(own.data)}"] if own.data is not None else []
-        config = load_config(EvalConfig, None, [*world, *tools, *settings])
-        refuse_claims(Path(run), config, find_keys(settings), find_ask())
-    return {"domain": own.domain, "settings": (*tools, *settings), "data": own.data}

@@ -8,21 +8,25 @@ from typing import Any
 
 import click
 
-from trialogue.cli.options import DATA, JSON, TRUST, Whole
+from trialogue.cli.options import Whole, offer
 from trialogue.output import echo, echo_json, echo_lines
 
 
 @click.command("score")
 @click.argument("path", type=click.Path())
-@click.option("--domain", help="The domain, where it is not built in, or is another now.")
+@click.argument("domain", required=False)
 @click.option("--benchmark", help="Grade what a benchmark's own code recorded, such as tau2:retail.")
-@TRUST
-@DATA
-@JSON
+@offer("data", "trust", "json")
 def score_verb(
-    path: str, domain: str | None, benchmark: str | None, trust: bool, data: str | None, as_json: bool
+    path: str, domain: str | None, benchmark: str | None, data: str | None, trust: bool, as_json: bool
 ) -> None:
-    """Grade recorded conversations again, from a run directory or a JSONL file alone."""
+    """Grade recorded conversations again, from a run directory or a JSONL file alone. The DOMAIN is the
+    recorded one, where no other is named.
+
+    \b
+    trialogue score runs/agent
+    trialogue score runs/bakery-1 bakery
+    """
     from trialogue.errors import RunError
     from trialogue.run import refuse_missing
 
@@ -56,7 +60,7 @@ def score_verb(
 @click.command("report")
 @click.argument("run", type=click.Path(file_okay=False))
 @click.argument("other", required=False, type=click.Path(file_okay=False))
-@JSON
+@offer("json")
 def report_verb(run: str, other: str | None, as_json: bool) -> None:
     """Write report.md of a finished RUN directory, and print it; with OTHER, compare the two task by task."""
     from trialogue.digests import refuse_injured
@@ -95,7 +99,7 @@ def report_verb(run: str, other: str | None, as_json: bool) -> None:
     is_flag=True,
     help="First take out what does not agree, so that the run can be resumed; it is kept in RUN/injured.",
 )
-@JSON
+@offer("json")
 def verify_verb(run: str, drop: bool, as_json: bool) -> None:
     """Prove a RUN directory: its files are as they were written, and every figure in result.json,
     metrics.jsonl and the report follows from the recorded conversations. Exit status 1 if not.
@@ -167,7 +171,7 @@ def verify_verb(run: str, drop: bool, as_json: bool) -> None:
 @click.option("--export", "target", metavar="FILE.html", help="Instead, write one self-contained file.")
 @click.option("--id", "identity", help="With --export: only this conversation and its siblings.")
 @click.option("--most", type=Whole(1), default=300, show_default=True, help="With --export: conversations.")
-@JSON
+@offer("json")
 def view_verb(
     folder: str, port: int, host: str, target: str | None, identity: str | None, most: int, as_json: bool
 ) -> None:

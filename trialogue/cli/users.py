@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from trialogue.cli.options import DATA, JSON, TRUST, Whole, to_config
+from trialogue.cli.options import Asked, in_domain, offer
 from trialogue.output import echo, echo_json
 
 
@@ -18,24 +17,16 @@ def users_verb() -> None:
 
 
 @users_verb.command("compare")
-@click.argument("users", nargs=-1, required=True)
-@click.option("--domain", default="shop", show_default=True, help="Where they are compared.")
-@click.option("--agent", help="Who plays the agent: oracle, openai:NAME, a checkpoint, …")
-@click.option("--split", help="Which split of the tasks.")
-@click.option("--tasks", type=Whole(1), help="How many tasks.")
-@click.option("--trials", type=Whole(1), help="Conversations per task.")
-@click.option("--seed", type=int, help="Seed of every random choice.")
-@DATA
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="A TOML file of settings.")
-@JSON
-def compare_verb(users: tuple[str, ...], domain: str, file: str | None, as_json: bool, **given: Any) -> None:
-    """Let USERS talk with the same agent about the same tasks, and see whether one stands for another.
-
-    Settings such as run.name=trial may stand among the users.
+@click.option(
+    "--user", "users", multiple=True, required=True, help="A user to compare; give the option for each."
+)
+@in_domain("agent", "split", "tasks", "trials", "seed", "data", "config", "json")
+def compare_verb(asked: Asked, users: tuple[str, ...], as_json: bool) -> None:
+    """Let several users talk with the same agent about the same tasks of a DOMAIN, and compare the figures.
 
     \b
-    trialogue users compare agenda openai:gpt-4.1-mini openai:gpt-4.1 --tasks 50
-    trialogue users compare agenda local:runs/user --agent runs/agent user.prompt=card
+    trialogue users compare shop --user agenda --user openai:gpt-4.1-mini --tasks 50
+    trialogue users compare shop --user agenda --user local:runs/user --agent runs/agent user.prompt=card
     """
     import asyncio
 
@@ -43,13 +34,9 @@ def compare_verb(users: tuple[str, ...], domain: str, file: str | None, as_json:
     from trialogue.score.compare import compare_users
     from trialogue.view.terminal import show_progress, show_users
 
-    settings = tuple(word for word in users if "=" in word)
-    names = [word for word in users if "=" not in word]
-    if not names:
-        raise click.UsageError("name at least one user, such as agenda or openai:NAME")
-    config = to_config(EvalConfig, domain, settings, file, given)
+    config = asked.to_config(EvalConfig)
     with show_progress(quiet=as_json):
-        result = asyncio.run(compare_users(names, config))
+        result = asyncio.run(compare_users(list(users), config))
     if as_json:
         echo_json(result)
     else:
@@ -58,12 +45,11 @@ def compare_verb(users: tuple[str, ...], domain: str, file: str | None, as_json:
 
 @users_verb.command("audit")
 @click.argument("path", type=click.Path(exists=True))
-@click.option("--domain", help="The domain, where it is not built in, or is another now.")
-@TRUST
-@DATA
-@JSON
-def audit_verb(path: str, domain: str | None, trust: bool, data: str | None, as_json: bool) -> None:
-    """Say what the users of recorded conversations did wrong, from a run directory or a JSONL file alone.
+@click.argument("domain", required=False)
+@offer("data", "trust", "json")
+def audit_verb(path: str, domain: str | None, data: str | None, trust: bool, as_json: bool) -> None:
+    """Say what the users of recorded conversations did wrong, from a run directory or a JSONL file alone. The
+    DOMAIN is the recorded one, where no other is named.
 
     Exits with 1 where something was found.
     """

@@ -23,12 +23,12 @@ Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 NO_SIGNAL = (
     "nothing was learned: in every step, all conversations of a task got the same reward. "
-    "Start from a model that solves some of the tasks (trialogue sft), or sample more and more varied "
+    "Start from a model that solves some of the tasks (trialogue sft DOMAIN), or sample more and more varied "
     "conversations (training.group_size, training.temperature)"
 )
 CUT_OFF = (
     "nothing was learned: most replies were cut off at limits.reply_tokens before they said anything. A "
-    "model that cannot yet hold such a conversation must first imitate some (trialogue sft)"
+    "model that cannot yet hold such a conversation must first imitate some (trialogue sft DOMAIN)"
 )
 
 

@@ -38,7 +38,7 @@ def find_recorded_domain(
     load, code = _find(reference, data)
     if code is not None and not trust:
         raise ConfigError(
-            f"{record} would run {code}: add --domain {shlex.quote(show_line(reference))} to allow it, or "
+            f"{record} would run {code}: add the DOMAIN {shlex.quote(show_line(reference))} to allow it, or "
             "--trust to allow everything that the record names"
         )
     return load()

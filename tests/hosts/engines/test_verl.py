@@ -517,7 +517,18 @@ def test_verl_accepts_the_papers_recipe_on_the_papers_tasks(tmp_path: Path) -> N
     if not (data / "tau-bench-v1").is_dir():
         pytest.skip(f"no benchmark data: {data} has no tau-bench-v1; set TRIALOGUE_DATA")
     recipe = str(ROOT / "configs" / "paper-32b.toml")
-    run_python("-m", "trialogue", "export", "verl", recipe, f"data={data}", "--out", str(tmp_path / "out"))
+    run_python(
+        "-m",
+        "trialogue",
+        "export",
+        "verl",
+        "--config",
+        recipe,
+        "--data",
+        data,
+        "--out",
+        str(tmp_path / "out"),
+    )
     found = compose_verl(tmp_path / "out")
     OmegaConf.resolve(found)
     assert found.actor_rollout_ref.model.path == "Qwen/Qwen3-32B"
