@@ -9,6 +9,8 @@ counted in steps at the demonstration's own pace, and is evaluated on the same t
 - no mask          the second half, training on the user's and the tools' tokens too
 - outages apart    the second half with a user whose service fails now and then: held anew, left out
 - outages scored   the same, but a failed conversation counts as the agent's failure
+
+What the method never does is done from outside: an engine without a mask, a domain that scores outages.
 """
 
 from __future__ import annotations
@@ -18,20 +20,25 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from trialogue.config import SftConfig, TrainConfig, load_config
+from trialogue.engine.api import LossFunction, Outputs, Row
+from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import ModelError
 from trialogue.learn.demo import COLD_START, LEVELS, refuse_unfinished, take_test
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import read_lines
+from trialogue.score.reward import outcome
 from trialogue.talk.agenda import make_agenda_user
 from trialogue.talk.model import Model
 from trialogue.task import Task
-from trialogue.trajectory import Reply, Turn
+from trialogue.trajectory import Reply, Reward, Trajectory, Turn
+from trialogue.world.domain import Domain, Environment
 from trialogue.world.domains.shop import domain as shop
 from trialogue.world.tools import Tool
 
@@ -39,24 +46,57 @@ OUTAGES = 0.05
 """How often a reply of the unreliable user fails for good."""
 
 
-class Unreliable:
-    """A user whose service is down now and then."""
+SILENCE = "(the line is dead)"
+"""What is on record of an outage that is scored."""
 
-    def __init__(self, user: Model, random: Random) -> None:
-        self.user, self.random = user, random
+
+class Unreliable:
+    """A user whose service is down now and then. An outage fails the conversation; one that is scored ends it
+    with a reward of 0."""
+
+    def __init__(self, user: Model, random: Random, *, scored: bool) -> None:
+        self.user, self.random, self.scored = user, random, scored
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        if self.random.random() < OUTAGES:
-            raise ModelError("the user's service does not answer", blame="infrastructure")
-        return await self.user.reply(turns, tools)
+        if self.random.random() >= OUTAGES:
+            return await self.user.reply(turns, tools)
+        if self.scored:
+            return Reply(f"{SILENCE} {shop.rules.stop_tokens[0]}")
+        raise ModelError("the user's service does not answer", blame="infrastructure")
 
 
-def make_unreliable(task: Task, seed: int) -> Unreliable:
-    return Unreliable(make_agenda_user(task, seed), Random(f"outage/{task.id}/{seed}"))
+def make_unreliable(task: Task, seed: int, *, scored: bool = False) -> Unreliable:
+    return Unreliable(make_agenda_user(task, seed), Random(f"outage/{task.id}/{seed}"), scored=scored)
 
 
-domain = replace(shop, user=make_unreliable)
-"""Found by `find_domain` when this file is named as the domain."""
+def score_outage(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+    if any(SILENCE in turn.message.content for turn in trajectory.turns):
+        return Reward(value=0.0, why=("the user's service did not answer",))
+    return outcome(task, trajectory, environment)
+
+
+apart: Domain = replace(shop, user=make_unreliable)
+scored: Domain = replace(shop, user=partial(make_unreliable, scored=True), reward=score_outage)
+
+
+class UnmaskedEngine(TorchEngine):
+    """Trains every token of a conversation. Nobody sampled what users and tools say, so the present policy's
+    log-probabilities stand in for the sampler's."""
+
+    async def forward_backward(
+        self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0
+    ) -> Outputs:
+        known = await self.forward(rows, temperature)
+        whole = [
+            replace(
+                row,
+                mask=[0] + [1] * (len(row.tokens) - 1),
+                logprobs=logprobs,
+                advantages=[max(row.advantages, key=abs)] * len(row.tokens),
+            )
+            for row, logprobs in zip(rows, known, strict=True)
+        ]
+        return await super().forward_backward(whole, loss, temperature=temperature)
 
 
 async def run(name: str, demo: Path, out: Path) -> dict[str, Any]:
@@ -81,11 +121,9 @@ async def run(name: str, demo: Path, out: Path) -> dict[str, Any]:
         else:
             own = [f"learner.model={json.dumps(str(demo / 'sft'))}"]
         if name == "no mask":
-            own.append("training.train_on_everything=true")
+            own.append(f"engine.name={__file__}:UnmaskedEngine")
         if name.startswith("outages"):
-            own.append(f"domain={json.dumps(__file__)}")
-        if name == "outages scored":
-            own += ["training.score_failures=true", "rollout.redraws=0"]
+            own.append(f"domain={__file__}:{name.removeprefix('outages ')}")
         model = await train(load_config(TrainConfig, None, [*place, *own]), watch=tell)
     refuse_unfinished(model)
     result = await take_test(model, f"test-{name.replace(' ', '-')}", place[:-1])
