@@ -193,6 +193,7 @@ def test_a_signal_stops_an_evaluation_and_saves(folder: Path, number: signal.Sig
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
     )
     file = folder / "runs" / "r" / "trajectories" / "eval.jsonl"
     deadline = time.monotonic() + 60

@@ -51,9 +51,9 @@ PIECES = (
     *("1 ", "1.", "1,", "1-", "#1", "a@", "a.", "a-", "x=", "t: ", ": a ", "(:", '"name": "', "```json "),
     *('{ "name":"a","arguments":', "<tool_call>", "[1]", "import a;\n", "\\ud800", "Args:\n", "a (b):"),
 )
-SECONDS = 0.5
-"""Of the processor's time, for 8,000 characters. Linear patterns take milliseconds, and those that were
-mended took a second or more."""
+SECONDS = 1.5
+"""Processor time of one thread for 8,000 characters, generous for a busy machine. Linear patterns take
+milliseconds; a quadratic one with two nested repetitions takes many seconds."""
 
 
 def find_patterns() -> dict[str, re.Pattern[Any]]:
@@ -83,10 +83,10 @@ def test_every_pattern_matches_in_about_linear_time() -> None:
     slow: list[str] = []
     for name, pattern in patterns.items():
         for text in make_texts(8_000):
-            began = time.process_time()
+            began = time.thread_time()
             for _ in pattern.finditer(text.encode() if isinstance(pattern.pattern, bytes) else text):
                 pass
-            if (took := time.process_time() - began) > SECONDS:
+            if (took := time.thread_time() - began) > SECONDS:
                 slow.append(f"{name}: {took:.1f} s for {text[:20]!r}")
     assert slow == []
 
@@ -107,9 +107,9 @@ def test_a_rule_based_user_reads_long_words_in_little_time() -> None:
         for text in make_texts(8_000):
             for said in (text, f"Shall I do that? {text}?"):
                 user = make_agenda_user(task, 0)
-                began = time.process_time()
+                began = time.thread_time()
                 user.respond(said)
-                if (took := time.process_time() - began) > 2 * SECONDS:
+                if (took := time.thread_time() - began) > 2 * SECONDS:
                     slow.append(f"{task.id}: {took:.1f} s for {said[:40]!r}")
     assert slow == []
 
@@ -123,7 +123,7 @@ def test_an_audit_and_an_oracle_read_long_words_in_little_time(piece: str) -> No
         Turn(side=side, message=Message(role=role, content=text))
         for side, role in (("user", "user"), ("agent", "assistant"), ("user", "user"))
     )
-    began = time.process_time()
+    began = time.thread_time()
     list(find_wrong_facts(Case(domain, Trajectory(id="t", task=task, turns=turns, end="max_turns"))))
     understand(text)
-    assert time.process_time() - began < 5 * SECONDS
+    assert time.thread_time() - began < 5 * SECONDS

@@ -188,8 +188,9 @@ class RunRecords:
             if self.scanning or all(self.files[name].covered >= size for name, size in sizes.items()):
                 return
             self.scanning = True
-        self._scanner = Thread(target=self._scan, daemon=True, name=f"scan {self.path.name}")
-        self._scanner.start()
+            scanner = Thread(target=self._scan, daemon=True, name=f"scan {self.path.name}")
+            scanner.start()
+            self._scanner = scanner  # set when it runs: another thread may join it at once
 
     def wait(self) -> None:
         """Wait until the background scans are done."""
@@ -207,8 +208,9 @@ class RunRecords:
             if state == self._inspected:
                 return
             self._inspected = state
-            self._inspector = Thread(target=self._inspect, daemon=True, name=f"inspect {self.path.name}")
-            self._inspector.start()
+            inspector = Thread(target=self._inspect, daemon=True, name=f"inspect {self.path.name}")
+            inspector.start()
+            self._inspector = inspector
 
     @property
     def is_inspecting(self) -> bool:
