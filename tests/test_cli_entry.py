@@ -187,14 +187,15 @@ def test_a_signal_stops_an_evaluation_and_saves(folder: Path, number: signal.Sig
     (folder / "slow.py").write_text(SLOW)
     words = ("eval", "slow.py", "--agent", "oracle", "--split", "all", "--trials", "60", "run.name=r")
     script = f'{shell}exec "$0" "$@"'
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     process = subprocess.Popen(
         ["sh", "-c", script, *COMMAND, *words, "rollout.concurrency=4"],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
     )
+    signal.signal(signal.SIGHUP, ignored)
     file = folder / "runs" / "r" / "trajectories" / "eval.jsonl"
     deadline = time.monotonic() + 60
     while not file.exists() and time.monotonic() < deadline:
