@@ -1,16 +1,19 @@
 """Help is instant: every verb answers `--help` in under 0.3 s of CPU and imports neither torch nor openai."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 import pytest
 
 from trialogue.cli.main import main
+from trialogue.cli.options import OPTIONS, offer
 
 LIMIT = 0.3
 TRIES = 3  # the best one counts, so that a busy machine does not matter
@@ -76,3 +79,31 @@ def test_a_slow_program_is_noticed() -> None:
     answer = ask("import time\nwhile time.process_time() < 0.4: pass\nraise SystemExit(3)")
     assert answer.status == 3
     assert answer.cpu_seconds > LIMIT
+
+
+def test_the_table_of_verbs_is_what_the_command_line_offers() -> None:
+    @click.command()
+    @offer(*OPTIONS)
+    def every() -> None: ...
+
+    shared = {(option.name, option.help) for option in every.params if isinstance(option, click.Option)}
+    text = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
+    table: dict[str, tuple[str, list[str]]] = {}
+    for row in re.findall(r"(?m)^\| \[`.*$", text):
+        verbs, arguments, _, _, options = (cell.strip() for cell in row.strip("|").split("|"))
+        for verb in re.findall(r"\[`([^`]*)`\]", verbs):
+            table[verb] = arguments.strip("`"), options.strip("`").split()
+    offered: dict[str, tuple[str, list[str]]] = {}
+    for words in find_verbs(main):
+        command: click.Command = main
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        if isinstance(command, click.Group):
+            continue
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        names = [option.opts[0] for option in options if (option.name, option.help) in shared]
+        assert names.pop() == "--json", words
+        pieces = command.collect_usage_pieces(click.Context(command))
+        offered[" ".join(words)] = " ".join(pieces[1:]).replace("...", "…"), names
+    assert table == offered

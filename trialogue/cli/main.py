@@ -28,10 +28,15 @@ def main(debug: bool) -> None:
 
 
 @main.command("config")
-@click.argument("verb", required=False, type=click.Choice(["draft", "eval", "synthesize", "sft", "train"]))
+@click.argument(
+    "verb",
+    required=False,
+    type=click.Choice(["draft", "eval", "synthesize", "sft", "train"]),
+    metavar="[VERB]",
+)
 @offer("json")
 def config_verb(verb: str | None, as_json: bool) -> None:
-    """List every setting of a VERB, or of all: key, default and meaning."""
+    """List the settings of a VERB (draft, eval, synthesize, sft, train), or of all: key, default, meaning."""
     from trialogue.config import KINDS, list_keys
 
     keys = {name: list(list_keys(kind)) for name, kind in KINDS.items() if verb in (None, name)}
