@@ -43,6 +43,19 @@ def from_json(text: str) -> Any:
     return value
 
 
+def find_object(text: str) -> str:
+    """The JSON object in a model's answer: from the first brace to the last. Empty where there is none."""
+    start = text.find("{")
+    return text[start : text.rfind("}") + 1] if start >= 0 else ""
+
+
+def find_fenced(text: str) -> str:
+    """What the first code fence of a model's answer holds; the whole answer where it has no fence."""
+    rest = text.partition("```")[2]
+    inside, end, _ = rest.partition("```")
+    return inside.removeprefix("json").strip() if end else text
+
+
 def from_python(text: str) -> ast.Module:
     """The syntax tree of a program, which is never run; its strings too can be written down."""
     tree = ast.parse(text)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 import trialogue
 from trialogue import find_domain
 from trialogue.messages import Message
+from trialogue.reading import find_fenced, find_object
 from trialogue.score.audit import Case, find_wrong_facts
 from trialogue.talk.agenda import LONGEST_SENTENCE, make_agenda_user, split_sentences
 from trialogue.trajectory import Trajectory, Turn
@@ -80,15 +84,61 @@ def make_texts(size: int) -> Iterator[str]:
 def test_every_pattern_matches_in_about_linear_time() -> None:
     patterns = find_patterns()
     assert len(patterns) > 40
-    slow: list[str] = []
-    for name, pattern in patterns.items():
-        for text in make_texts(8_000):
-            began = time.thread_time()
-            for _ in pattern.finditer(text.encode() if isinstance(pattern.pattern, bytes) else text):
-                pass
-            if (took := time.thread_time() - began) > SECONDS:
-                slow.append(f"{name}: {took:.1f} s for {text[:20]!r}")
+    slow = [
+        line for name, pattern in patterns.items() for line in time_uses(name, pattern, "finditer", 8_000)
+    ]
     assert slow == []
+
+
+def time_uses(name: str, pattern: re.Pattern[Any], method: str, size: int) -> Iterator[str]:
+    """The texts that take a pattern long, used by this method of it."""
+    is_bytes = isinstance(pattern.pattern, bytes)
+    for text in make_texts(size):
+        said: Any = text.encode() if is_bytes else text
+        began = time.thread_time()
+        if method in ("sub", "subn"):
+            pattern.sub(b"" if is_bytes else "", said)
+        else:
+            found: Any = getattr(pattern, method)(said)
+            deque(found if method in ("finditer", "split") else (), maxlen=0)
+        if (took := time.thread_time() - began) > SECONDS:
+            yield f"{name}: {took:.1f} s for {text[:20]!r}"
+
+
+def find_uses() -> Iterator[tuple[str, re.Pattern[Any], str]]:
+    """Every pattern that is written where it is used, such as `re.search(r"...", text)`, with the method."""
+    for file in sorted(Path(trialogue.__path__[0]).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+                method, first = ast.unparse(node.func)[3:], node.args[0]
+                if method in USED and isinstance(first, ast.Constant):
+                    flags = re.DOTALL if "DOTALL" in ast.unparse(node) else 0
+                    flags |= re.MULTILINE if "MULTILINE" in ast.unparse(node) else 0
+                    yield f"{file.name}, line {node.lineno}", re.compile(first.value, flags), method
+
+
+USED = ("search", "match", "fullmatch", "finditer", "findall", "sub", "subn", "split")
+
+
+def test_every_pattern_that_is_written_where_it_is_used_is_about_linear() -> None:
+    """Such a pattern may meet a whole answer."""
+    uses = list(find_uses())
+    assert len(uses) > 10
+    assert [line for use in uses for line in time_uses(*use, 40_000)] == []
+
+
+def test_an_answer_of_one_letter_is_read_in_no_time() -> None:
+    """Of judges and simulated tools; the object and the fence are found as before."""
+    for text in ("{" * 1_000_000, "[" * 1_000_000, "```" + " " * 1_000_000, "```json" * 100_000):
+        began = time.thread_time()
+        find_object(text)
+        find_fenced(text)
+        assert time.thread_time() - began < SECONDS
+    assert find_object('Sure: {"a": {}} (done)') == '{"a": {}}'
+    assert find_object("} {") == find_object("none") == ""
+    assert find_fenced('So:\n```json\n{"a": 1}\n```\nDone.') == '{"a": 1}'
+    assert find_fenced("```\n[]```") == "[]"
+    assert find_fenced("```json {}") == "```json {}"
 
 
 def test_sentences_are_bounded_and_whole() -> None:

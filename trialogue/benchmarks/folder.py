@@ -69,7 +69,7 @@ def _read_declared(folder: Path) -> str | None:
     for name in ("pyproject.toml", "setup.py"):
         file = folder / name
         found = file.is_file() and re.search(
-            r"""^\s*version\s*=\s*["']([^"']+)["']""", file.read_text(encoding="utf-8"), re.MULTILINE
+            r"""^[ \t]*version[ \t]*=[ \t]*["']([^"']+)["']""", file.read_text(encoding="utf-8"), re.MULTILINE
         )
         if found:
             return found[1]

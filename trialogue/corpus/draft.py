@@ -20,7 +20,7 @@ from trialogue.config import DraftConfig
 from trialogue.durable import append, write
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import Frozen, Message
-from trialogue.reading import from_json
+from trialogue.reading import find_object, from_json
 from trialogue.score.check import find_task_problems
 from trialogue.talk.model import Model
 from trialogue.task import Assertion, Check, Expected, Setup, Side, Task
@@ -312,9 +312,9 @@ def _say_nothing(text: str) -> None:
 
 
 def _read_object(answer: str) -> dict[str, Any]:
-    found = re.search(r"\{.*\}", answer, re.DOTALL)
+    found = find_object(answer)
     try:
-        value: Any = from_json(found[0]) if found else None
+        value: Any = from_json(found) if found else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from trialogue.durable import mend
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.lines import append_records, read_lines, write_records
 from trialogue.messages import Frozen, Message
-from trialogue.reading import from_json
+from trialogue.reading import find_object, from_json
 from trialogue.talk.model import Model, ModelSource
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domain import Domain
@@ -210,9 +209,9 @@ async def judge_one(trajectory: Trajectory, domain: Domain, model: Model, name: 
 
 def read_judgement(identity: str, answer: str, name: str) -> Verdict:
     """A judge's answer as a verdict."""
-    found = re.search(r"\{.*\}", answer, re.DOTALL)
+    found = find_object(answer)
     try:
-        judgement = _Judgement.model_validate(from_json(found[0]) if found else None)
+        judgement = _Judgement.model_validate(from_json(found) if found else None)
         for value in judgement.scores.values():
             _Score(value=value)
     except (ValueError, RecursionError) as error:

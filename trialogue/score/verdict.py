@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 from trialogue.config import AuditSettings, Speaker
 from trialogue.errors import GradeError
 from trialogue.messages import Message
-from trialogue.reading import describe, from_json
+from trialogue.reading import describe, find_fenced, from_json
 from trialogue.score.audit import audit
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import Audit
@@ -75,9 +74,8 @@ async def ask_judge(source: ModelSource, domain: Domain, trajectory: Trajectory)
 
 def read_verdict(text: str, trajectory: Trajectory) -> list[Finding]:
     """The findings in a judge's answer; fenced JSON is JSON too."""
-    fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
-        faults = cast("list[dict[str, Any]]", from_json(fenced[1] if fenced else text)["faults"])
+        faults = cast("list[dict[str, Any]]", from_json(find_fenced(text))["faults"])
         findings = [
             Finding(kind=item["kind"], turn=int(item["message"]), evidence=str(item["evidence"]), by="judge")
             for item in faults

@@ -16,7 +16,7 @@ HEAD_BYTES = 1 << 15
 _CHUNK = 1 << 16
 _ONCE = {"host", "origin", "content-length", "sec-fetch-site"}
 _REQUEST = re.compile(r"([A-Z]{1,20}) (\S+) HTTP/1\.([01])")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_HEADER = re.compile(r"\A([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 
 class BadRequest(Exception):

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model, model_val
 
 from trialogue.errors import ConfigError, DomainError, ModelError, ToolError
 from trialogue.messages import Frozen, Message
-from trialogue.reading import from_json
+from trialogue.reading import find_object, from_json
 from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory, Turn, Usage
 from trialogue.world.database import Database, Record, Table
@@ -240,9 +240,9 @@ class Answer(NamedTuple):
 
 def read_answer(text: str, tool: Tool, database: Simulated) -> Answer:
     """A usable answer, its changes laid over the database; else a `DomainError` says what is wrong."""
-    found = re.search(r"\{.*\}", text, re.DOTALL)
+    found = find_object(text)
     try:
-        value: Any = from_json(found[0]) if found else None
+        value: Any = from_json(found) if found else None
     except (ValueError, RecursionError) as error:
         raise DomainError(f"that is not JSON: {error}") from None
     if not isinstance(value, dict):

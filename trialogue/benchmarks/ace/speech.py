@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -76,7 +75,7 @@ class TextCaller:
 
     def _is_call(self, text: str) -> bool:
         """Whether a text goes to the functions rather than to the user."""
-        if not self._domain.alone and not re.search(r"\[.*\]", text):
+        if not self._domain.alone and not _has_brackets(text):
             return False
         try:
             read_calls(text, self._domain.alone)
@@ -102,3 +101,8 @@ class TextCaller:
                 ]
                 lines.append(f"agent:{texts[0] if texts else message.content}")
         return "".join(f"{line}\n" for line in lines)
+
+
+def _has_brackets(text: str) -> bool:
+    """Whether a line has an opening and a closing bracket, in this order."""
+    return any(0 <= line.find("[") < line.rfind("]") for line in text.split("\n"))

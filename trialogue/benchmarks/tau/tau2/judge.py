@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 from trialogue.errors import ConfigError, GradeError
 from trialogue.messages import Message
-from trialogue.reading import from_json
+from trialogue.reading import find_fenced, from_json
 from trialogue.trajectory import Reply, Trajectory, Turn
 
 QUESTION = """\
@@ -42,9 +41,8 @@ async def ask_judge(source: Any, trajectory: Trajectory, statements: Sequence[st
 
 def read_answer(text: str, count: int) -> list[dict[str, Any]]:
     """The judge's answer; fenced JSON is JSON too."""
-    fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
-        results: Any = from_json(fenced[1] if fenced else text)["results"]
+        results: Any = from_json(find_fenced(text))["results"]
         checks = [
             {
                 "info": str(item["expectedOutcome"]),
