@@ -20,7 +20,6 @@ from trialogue import (
     OptimParams,
     RolloutSettings,
     SftConfig,
-    Speaker,
     TokenBatch,
     build_rows,
     find_domain,
@@ -40,7 +39,7 @@ async def learn(name: str, model: str, steps: int = 20, rate: float = 2.5e-4) ->
     """Learn from conversations. Returns the mean reward of each step."""
     domain, learner = find_domain(name), load_learner(model)
     agent = learner.agent(LIMITS, temperature=TEMPERATURE)
-    user = find_model(Speaker(model="agenda"), "user", domain, LIMITS)
+    user = find_model("agenda", "user", domain)
     rewards: list[float] = []
     for step in range(steps):
         tasks = domain.tasks("train", TASKS, seed=step, levels=[1])

@@ -5,7 +5,6 @@ from trialogue.config import EvalConfig as EvalConfig
 from trialogue.config import LearnerSettings as LearnerSettings
 from trialogue.config import Limits as Limits
 from trialogue.config import SftConfig as SftConfig
-from trialogue.config import Speaker as Speaker
 from trialogue.config import TrainConfig as TrainConfig
 from trialogue.config import load_config as load_config
 from trialogue.engine.api import Capabilities as Capabilities
@@ -39,6 +38,7 @@ from trialogue.messages import Message as Message
 from trialogue.messages import ToolCall as ToolCall
 from trialogue.score.evaluate import evaluate as evaluate
 from trialogue.score.reward import grade as grade
+from trialogue.talk.agenda import make_agenda_user as make_agenda_user
 from trialogue.talk.conversation import converse as converse
 from trialogue.talk.find import find_model as find_model
 from trialogue.talk.model import Model as Model

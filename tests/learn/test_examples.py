@@ -10,15 +10,18 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file as load_weights
 
-from trialogue import advantages
+from trialogue import RolloutSettings, advantages, find_model, grade, make_agenda_user, rollout
+from trialogue.cli.main import main
 from trialogue.config import TrainConfig
 from trialogue.learn.train import train
-from trialogue.run import find_files, read_lines, read_trajectories
+from trialogue.run import find_files, read_about, read_lines, read_trajectories
 from trialogue.score.check import check
 from trialogue.seams import load_file
 from trialogue.trajectory import Group, Trajectory
+from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +122,75 @@ async def test_the_engine_counts_what_it_samples(train_config: Configure, traine
         len(turn.tokens.reply) for item in read_held(run) for turn in item.turns if turn.tokens is not None
     )
     assert sum(line["sampled_tokens"] for line in metrics) == sampled > 0
+
+
+async def play(domain: Domain, agent: Any, user: Any) -> list[Trajectory]:
+    settings = RolloutSettings(grade=grade, redraws=0)
+    tasks = [task for split in ("train", "dev", "test") for task in domain.tasks(split, 11)]
+    return [
+        item async for group in rollout(domain, tasks, agent, user, settings) for item in group.everything
+    ]
+
+
+async def test_the_agent_renews_the_first_loan() -> None:
+    library = find_domain(str(EXAMPLES / "library"))
+    held = await play(
+        library, find_model(f"{EXAMPLES / 'agent.py'}:agent", "agent", library), make_agenda_user
+    )
+    assert len(held) == 11
+    assert {item.task.id for item in held if item.value == 1} == {
+        "renew-1",
+        "renew-3",
+        "refuse-1",
+        "refuse-2",
+    }
+
+
+async def test_the_user_misspells_words_and_is_understood() -> None:
+    shop = find_domain("shop")
+    oracle = find_model("oracle", "agent", shop)
+    hasty = await play(shop, oracle, find_model(f"{EXAMPLES / 'user.py'}:HastyUser", "user", shop))
+    usual = await play(shop, oracle, find_model("agenda", "user", shop))
+    assert fmean(item.value for item in hasty) > 0.8
+    said = {item.task.id: item.turns[0].message.content for item in hasty}
+    meant = {item.task.id: item.turns[0].message.content for item in usual}
+    assert said != meant
+    assert {key: sorted(text) for key, text in said.items()} == {
+        key: sorted(text) for key, text in meant.items()
+    }
+
+
+COMMANDS = [
+    (file.name, line.split()[1:])
+    for file in sorted(EXAMPLES.glob("*.py"))
+    for line in file.read_text(encoding="utf-8").split('"""')[1].splitlines()
+    if line.startswith("    trialogue ")
+]
+
+
+@pytest.mark.parametrize(("name", "words"), COMMANDS)
+def test_the_command_of_a_docstring_runs(
+    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    small = ["run.name=run", f"run.directory={tmp_path}"]
+    if words[0] == "train":
+        small += [
+            "training.steps=1",
+            "training.tasks_per_step=1",
+            "training.group_size=2",
+            "training.eval_every=0",
+        ]
+    else:
+        small += ["tasks.count=2"]
+    done = CliRunner().invoke(main, [*words, *small])
+    assert done.exit_code == 0, done.output
+    assert read_about(tmp_path / "run")["state"] == "finished"
+    assert f"examples/{name}:" in (tmp_path / "run" / "config.json").read_text(encoding="utf-8")
+
+
+def test_every_example_tells_its_command() -> None:
+    assert {name for name, _ in COMMANDS} == {file.name for file in EXAMPLES.glob("*.py")} - {"loop.py"}
 
 
 def test_the_library_is_sound() -> None:

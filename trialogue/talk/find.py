@@ -22,16 +22,18 @@ KNOWN = (
 
 
 def find_model(
-    speaker: Speaker,
+    speaker: Speaker | str,
     side: Side,
     domain: Domain,
-    limits: Limits,
+    limits: Limits | None = None,
     seed: int = 0,
     account: Account | None = None,
     role: str = "",
 ) -> ModelSource:
-    """The source of models a `Speaker` setting names. What an endpoint costs goes to the `account`, under the
-    role, which is the side where empty."""
+    """The source of models that a name such as `agenda` or `openai:NAME`, or a `Speaker` setting, stands for.
+    What an endpoint costs goes to the `account`, under the role. Default role: the side."""
+    speaker = Speaker(model=speaker) if isinstance(speaker, str) else speaker
+    limits = limits or Limits()
     if speaker.mix:
         from trialogue.talk.mix import Mix
 
