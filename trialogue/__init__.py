@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,4 +33,5 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for, so that the command line starts at once."""
     if name not in _HOMES:
         raise AttributeError(f"module 'trialogue' has no attribute '{name}'")
-    return getattr(__import__(_HOMES[name], fromlist=[name]), name)
+    home = import_module(_HOMES[name])
+    return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
