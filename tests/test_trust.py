@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,11 +38,11 @@ from trialogue.config import (
 from trialogue.corpus.draft import write_folder
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError
-from trialogue.learn.train import train
 from trialogue.lines import read_lines, write_records
 from trialogue.run import Kind, Run
 from trialogue.score.evaluate import evaluate
 from trialogue.score.resume import find_claims
+from trialogue.seams import Seam
 from trialogue.world.simulated import Scenario
 
 CONFIGS: dict[Kind, type[Section]] = {
@@ -185,22 +186,35 @@ def test_other_names_of_code(tmp_path: Path, ran: Path, monkeypatch: pytest.Monk
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("name", ["advantage.name", "loss.name", "engine.name"])
-@pytest.mark.parametrize(("place", "code"), [("module:f", "the module module"), ("single.py:f", "single.py")])
+def find_seams(kind: type[Section], prefix: str = "") -> Iterator[str]:
+    """The settings that may name code of the caller's own, besides the domain."""
+    for name, known in kind.model_fields.items():
+        if isinstance(known.annotation, type) and issubclass(known.annotation, Section):
+            yield from find_seams(known.annotation, f"{prefix}{name}.")
+        elif any(isinstance(mark, Seam) for mark in known.metadata):
+            yield prefix + name
+
+
+@pytest.mark.parametrize("kind", ["eval", "train", "sft", "synthesize"])
 def test_every_setting_that_may_name_code_is_named_by_the_caller(
-    tmp_path: Path, ran: Path, name: str, place: str, code: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ran: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record(tmp_path, "train", f"{name}={place}")
-    told = refused("train", "--resume", "train")
-    assert code in told
-    assert f"add {name}={place} to allow it, or --trust" in told
-    with pytest.raises(ConfigError, match="--trust"):
-        asyncio.run(train(TrainConfig(), resume=Path("train")))
+    names = list(find_seams(CONFIGS[kind]))
+    assert {"train": "loss.name", "eval": "agent.model"}.get(kind, "user.model") in names
+    for name in names:
+        for place, code in (("module:f", "the module module"), ("single.py:f", "single.py")):
+            config: Section = load_config(CONFIGS[kind], None, [f"{name}={place}"])
+            assert [claim.settings for claim in find_claims(config)] == [{name: place}]
+            assert find_claims(config, {name}) == []
+            shutil.rmtree(tmp_path / kind, ignore_errors=True)
+            record(tmp_path, kind, f"{name}={place}")
+            told = refused(kind, "--resume", kind)
+            assert code in told
+            assert f"add {name}={place} to allow it, or --trust" in told
+    mix = EvalConfig(user=Speaker(mix=(Share(model="agenda"), Share(model="single.py:f"))))
+    assert {key for claim in find_claims(mix) for key in claim.settings} == {"user.mix"}
     assert not ran.exists()
-    config = load_config(TrainConfig, None, [f"{name}={place}"])
-    assert [claim.settings for claim in find_claims(config)] == [{name: place}]
-    assert find_claims(config, {name}) == []
 
 
 SCENARIO = Scenario.model_validate(
