@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -250,28 +249,6 @@ def test_a_run_that_learned_nothing_says_so(folder: Path) -> None:
     for verb in ("eval", "sft"):
         other = run(folder, verb, "--resume", "runs/base")
         assert other.stderr.endswith("is a run of `trialogue train`, and only that goes on with it\n"), verb
-
-
-def test_training_without_a_cold_start_warns_before_it_begins(folder: Path) -> None:
-    few = ["training.steps=1", "training.tasks_per_step=1", "training.group_size=2", "training.eval_every=0"]
-    few += ["limits.observations=4", "limits.reply_tokens=8"]
-    words = [sys.executable, "-m", "trialogue", "train", "shop", *few, "tasks.levels=[1]", "run.name=raw"]
-    first = subprocess.run(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert first.returncode == 0, first.stdout
-    warning, told = "warning: the tiny base has had no cold start", first.stdout
-    assert 0 <= told.index(warning) < told.index("step=1/1")
-    cold, train = (shlex.split(command) for command in re.findall("`trialogue (.*?)`", told)[:2])
-    assert cold == ["sft", "shop", "tasks.levels=[1]", "run.name=cold"]
-    further = run(folder, "train", "shop", *few, "learner.model=runs/raw", "run.name=further")
-    assert warning in further.stderr
-    assert "warning" not in run(folder, "train", "--resume", "runs/raw").stderr
-    done = run(folder, *cold, "sft.count=4", "limits.context_tokens=512", "limits.reply_tokens=64")
-    assert done.returncode == 0, done.stderr
-    again = run(folder, *train, *few, "run.name=warm")
-    assert again.returncode == 0, again.stderr
-    assert "warning" not in again.stderr
 
 
 def test_who_has_no_oracle_is_told_what_to_record(folder: Path) -> None:
