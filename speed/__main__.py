@@ -187,9 +187,9 @@ def main() -> None:
     model = given.model
     needs = {*NEEDS_MODEL, "latency"} if given.trl else NEEDS_MODEL
     if model is None and needs & set(chosen):
-        from trialogue.engine.models import find_folder
+        from trialogue.engine.models import find_model_folder
 
-        model = find_folder("smollm2")
+        model = find_model_folder("smollm2")
     named = {
         field.name: getattr(given, field.name) for field in fields(Options) if hasattr(given, field.name)
     }

@@ -145,14 +145,14 @@ async def test_weights_do_not_change_under_open_requests(make_rows, open_engine,
 
 async def test_a_failing_step_is_told_to_everybody_and_the_engine_goes_on(open_engine, monkeypatch):
     engine = open_engine("llama")
-    good = engine.wiring.logits
-    monkeypatch.setattr(engine.wiring, "logits", lambda hidden: torch.zeros(1)[5])
+    good = engine.adapted.logits
+    monkeypatch.setattr(engine.adapted, "logits", lambda hidden: torch.zeros(1)[5])
     results = await asyncio.gather(
         *(engine.sample([[number]], SamplingParams(max_tokens=3)) for number in range(3)),
         return_exceptions=True,
     )
     assert all(isinstance(result, EngineError) and "IndexError" in str(result) for result in results)
-    monkeypatch.setattr(engine.wiring, "logits", good)
+    monkeypatch.setattr(engine.adapted, "logits", good)
     (completion,) = await engine.sample([[1]], SamplingParams(max_tokens=3))
     assert len(completion.tokens) == 3
 

@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    compiled.keep(b"content", cache / "one.so")
+    compiled.store_library(b"content", cache / "one.so")
     assert list(cache.iterdir()) == []
 
 
@@ -139,4 +139,4 @@ def test_two_processes_at_once_keep_one_library(cache, tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
     (library,) = cache.iterdir()
-    assert compiled.is_sound(library)
+    assert compiled.is_trusted_library(library)

@@ -13,7 +13,7 @@ import pytest
 from trialogue.engine import cores
 from trialogue.engine.api import EngineSettings, SamplingParams
 from trialogue.engine.cpu.kernels import load_kernels
-from trialogue.engine.models import find_folder
+from trialogue.engine.models import find_model_folder
 from trialogue.engine.torch_engine import TorchEngine
 
 REPORT = """
@@ -135,7 +135,7 @@ async def test_what_is_sampled_does_not_depend_on_how_many_threads_are_free(
 
         for module in ("cpu.kernels", "cpu.decoder", "cpu.compiled"):
             monkeypatch.setattr(f"trialogue.engine.{module}.count_free", count)
-        engine = TorchEngine(find_folder("tiny"), EngineSettings(seed=1))
+        engine = TorchEngine(find_model_folder("tiny"), EngineSettings(seed=1))
         params = SamplingParams(max_tokens=24, temperature=1.0)
         completions = await engine.sample([[5, 6, 7, 8], [9, 10], list(range(20, 60))], params)
         found.append([(item.tokens, item.logprobs) for item in completions])

@@ -29,10 +29,11 @@ from transformers import (
 )
 
 from trialogue.engine import Row, SamplingParams
-from trialogue.engine.attention import Recorder, Wiring
+from trialogue.engine.attention import ModelAdapter
 from trialogue.engine.cache import Piece, Prefix, Slab, StepPlan
 from trialogue.engine.cpu import fused, kernels, linear
 from trialogue.engine.cpu.decoder import Decoder
+from trialogue.engine.plan import Layout, ShapeRecorder
 from trialogue.engine.torch_engine import keep_freed_memory
 
 SIZES = {
@@ -70,25 +71,25 @@ def product(request, monkeypatch) -> str:
 @pytest.mark.parametrize("rows", [1, 7, kernels.FEW_ROWS, kernels.FEW_ROWS + 8])
 def test_hidden_states_and_logits_are_those_of_the_model(kind, rows, product, make_model, monkeypatch):
     used: list[int] = []
-    compute = fused.Fused.hidden
+    compute = fused.FusedModel.hidden
     monkeypatch.setattr(
-        fused.Fused,
+        fused.FusedModel,
         "hidden",
         lambda self, tokens, *more: used.append(len(tokens)) or compute(self, tokens, *more),
     )
-    wiring = Wiring(make_model(kind))
-    assert wiring.fused is not None
+    adapted = ModelAdapter(make_model(kind))
+    assert adapted.fast.fused is not None
     tokens, positions = torch.arange(rows) * 7 % 300, torch.arange(rows)
     with torch.no_grad():
         output = make_model(kind)(tokens[None], output_hidden_states=True)  # transformers alone
     expected, logits = output.hidden_states[-1][0], output.logits[0]
-    with torch.no_grad(), wiring.using(Recorder()):
-        assert torch.allclose(wiring.hidden(tokens, positions), expected, rtol=1e-5, atol=1e-5)
-    with torch.inference_mode(), wiring.using(Recorder()):
-        found = wiring.hidden(tokens, positions)
+    with torch.no_grad(), adapted.using(ShapeRecorder()):
+        assert torch.allclose(adapted.hidden(tokens, positions), expected, rtol=1e-5, atol=1e-5)
+    with torch.inference_mode(), adapted.using(ShapeRecorder()):
+        found = adapted.hidden(tokens, positions)
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
         assert used[-1] == rows
-        assert torch.allclose(wiring.logits(expected), logits, rtol=1e-4, atol=1e-4)
+        assert torch.allclose(adapted.logits(expected), logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("outputs", [48, 45], ids=["whole panels", "a part of one"])
@@ -97,7 +98,7 @@ def test_biases_are_added(outputs, product):
     first, second = torch.nn.Linear(64, 32), torch.nn.Linear(64, outputs, bias=False)
     inputs = torch.randn(5, 64)
     with torch.inference_mode():
-        found = linear.Joined(first, second)(inputs)
+        found = linear.FusedLinear(first, second)(inputs)
         assert torch.allclose(found, torch.cat([first(inputs), second(inputs)], 1), atol=1e-6)
 
 
@@ -111,14 +112,14 @@ def test_a_linear_layer_of_an_update_is_linear(bias, trained, is_quicker, monkey
     torch.manual_seed(0)
     layer = torch.nn.Linear(24, 40, bias=bias).requires_grad_(trained)
     exact = copy.deepcopy(layer).double()
-    inputs, pull = torch.randn(2, 7, 24, requires_grad=True), torch.randn(2, 7, 40)
+    inputs, grad_output = torch.randn(2, 7, 24, requires_grad=True), torch.randn(2, 7, 40)
     other = inputs.detach().double().requires_grad_()
     found, expected = linear.compute_linear(layer, inputs), exact(other)
     assert torch.allclose(found.double(), expected, atol=1e-5)
     with torch.no_grad():
         assert torch.equal(linear.compute_linear(layer, inputs), found)
-    found.backward(pull)
-    expected.backward(pull.double())
+    found.backward(grad_output)
+    expected.backward(grad_output.double())
     pairs = [(inputs, other), *zip(layer.parameters(), exact.parameters(), strict=True)]
     for one, same in pairs if trained else pairs[:1]:
         assert torch.allclose(one.grad.double(), same.grad, atol=1e-5)
@@ -174,8 +175,8 @@ precisions = pytest.mark.parametrize(
 )
 
 
-def hold(layout: kernels.Layout, keys: torch.Tensor, values: torch.Tensor) -> kernels.Held:
-    return kernels.Held.lay(layout, keys, values)
+def hold(layout: Layout, keys: torch.Tensor, values: torch.Tensor) -> kernels.SampleCache:
+    return kernels.SampleCache.pack(layout, keys, values)
 
 
 @pytest.mark.parametrize("outputs", [32, 45])
@@ -185,8 +186,8 @@ def test_panels_are_the_matrix_laid_out(is_half, outputs):
     weight = torch.randn(outputs, 134, generator=torch.Generator().manual_seed(0))
     panels = kernels.to_panels(compiled, weight)
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % compiled.lanes))
-    assert panels.equal(compiled.layout.lay_keys(padded))
-    assert compiled.layout.read_keys(panels)[:outputs].equal(weight.to(panels.dtype))
+    assert panels.equal(compiled.layout.pack_keys(padded))
+    assert compiled.layout.unpack_keys(panels)[:outputs].equal(weight.to(panels.dtype))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -219,14 +220,14 @@ def test_the_compiled_attention_is_attention(
     places = torch.randint(0, capacity, (rows,), generator=chance).tolist()
     groups = [slot % len(known) for slot in slots]
     given = kernels.Rows(slots, places, groups, known, rows + 2, capacity)
-    few = kernels.Few(
+    batch = kernels.DecodeBatch(
         compiled,
         given,
         hold(layout, *held),
         [hold(layout, *pair) if len(pair[0][0]) else None for pair in prefixes],
     )
     scaling = 1.0 if width == 2 * compiled.lanes else 0.5  # nothing is rounded by it
-    found = kernels.attend_rows(few, 0, queries, scaling)
+    found = batch.attend(0, queries, scaling)
     for row, (slot, place, group) in enumerate(zip(slots, places, groups, strict=True)):
         keys, values = (
             torch.cat([prefix, own[slot, :, : place + 1]], 1)[None].double()
@@ -258,19 +259,19 @@ def test_all_layers_at_once_are_the_layers_one_by_one(
     """Of a step in which conversations with two prefixes or none have one new token or several."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     compiled = load_kernels(is_half=is_half)
-    wiring = Wiring(make_biased() if model == "biased" else make_model(model))
-    assert wiring.fused is not None
+    adapted = ModelAdapter(make_biased() if model == "biased" else make_model(model))
+    assert adapted.fast.fused is not None
     if is_half:
-        wiring.round()
+        adapted.round()
     torch.manual_seed(1)
-    prefixes = [make_prefix(wiring, compiled, length) for length in (5, 40)]
+    prefixes = [make_prefix(adapted, compiled, length) for length in (5, 40)]
     pieces = [
         Piece(3, 0, 4, None),
         Piece(0, 2, 1, prefixes[0]),
         Piece(1, 20, 1, prefixes[1]),
         Piece(4, 0, count, prefixes[0]),
     ]
-    slabs = [Slab(wiring.shapes, 5, 256, torch.device("cpu"), compiled) for _ in range(2)]
+    slabs = [Slab(adapted.shapes, 5, 256, torch.device("cpu"), compiled) for _ in range(2)]
     for store in ("keys", "values", "inputs"):
         for layer, tensor in getattr(slabs[0], store).items():
             tensor.normal_()
@@ -279,11 +280,11 @@ def test_all_layers_at_once_are_the_layers_one_by_one(
     tokens, positions = torch.arange(count) * 7 % 300, torch.arange(count) * 3
     found: list[torch.Tensor] = []
     for slab, is_decoded in zip(slabs, (True, False), strict=True):
-        wiring.fused.is_decoded = is_decoded
+        adapted.fast.fused.is_decoded = is_decoded
         plan = StepPlan(slab, pieces)
-        with torch.inference_mode(), wiring.using(plan):
-            found.append(wiring.hidden(tokens, positions))
-    assert wiring.fused.decoder is not None
+        with torch.inference_mode(), adapted.using(plan):
+            found.append(adapted.hidden(tokens, positions))
+    assert adapted.fast.fused.decoder is not None
     assert fused.is_near(*found, 1e-2 if is_half else 1e-5)
     for store in ("keys", "values", "inputs"):
         for layer, tensor in getattr(slabs[0], store).items():
@@ -291,8 +292,8 @@ def test_all_layers_at_once_are_the_layers_one_by_one(
             assert (tensor.float() - other).norm() <= (1e-2 if is_half else 1e-5) * other.norm()
 
 
-def make_prefix(wiring: Wiring, compiled: kernels.Kernels, length: int) -> Prefix:
-    slab = Slab(wiring.shapes, 1, length, torch.device("cpu"), compiled)
+def make_prefix(adapted: ModelAdapter, compiled: kernels.Kernels, length: int) -> Prefix:
+    slab = Slab(adapted.shapes, 1, length, torch.device("cpu"), compiled)
     for tensor in (*slab.keys.values(), *slab.values.values(), *slab.inputs.values()):
         tensor.normal_()
     return slab.to_prefix(0, list(range(length)))
@@ -302,19 +303,19 @@ async def test_a_decoder_that_computes_something_else_is_not_used(make_model, op
     load_kernels()
     params, prompts = SamplingParams(max_tokens=8, seed=1), [[1, 2, 3], [4, 5]]
     plain = open_engine(make_model("llama"))
-    plain.wiring.fused.is_decoded = False  # nor is it tried
+    plain.adapted.fast.fused.is_decoded = False  # nor is it tried
     expected = await plain.sample(prompts, params)
     advance = Decoder.advance
 
-    def spoiled(self, few, hidden, rotation) -> None:
-        advance(self, few, hidden, rotation)
-        for tensor in (hidden, *few.slots.keys.values()):
+    def spoiled(self, batch, hidden, rotation) -> None:
+        advance(self, batch, hidden, rotation)
+        for tensor in (hidden, *batch.slots.keys.values()):
             tensor.mul_(1.01)
 
     monkeypatch.setattr(Decoder, "advance", spoiled)
     engine = open_engine(make_model("llama"))
     assert await engine.sample(prompts, params) == expected
-    assert engine.wiring.fused.is_decoded is False
+    assert engine.adapted.fast.fused.is_decoded is False
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
@@ -325,7 +326,7 @@ def test_without_a_compiler_there_are_no_kernels(compiler, monkeypatch):
 
 def test_kernels_that_compute_something_else_are_refused():
     compiled = load_kernels()
-    assert kernels.are_right(compiled)
+    assert kernels.are_decode_kernels_right(compiled)
 
     def spoil(name: str, output: int):
         def kernel(*arguments: int) -> int:
@@ -335,9 +336,9 @@ def test_kernels_that_compute_something_else_are_refused():
 
         return replace(compiled, **{name: kernel})
 
-    assert not kernels.are_right(spoil("lay_out", 1))
-    assert not kernels.are_right(spoil("product", 2))
-    assert not kernels.are_right(spoil("attend", 3))
+    assert not kernels.are_decode_kernels_right(spoil("lay_out", 1))
+    assert not kernels.are_decode_kernels_right(spoil("product", 2))
+    assert not kernels.are_decode_kernels_right(spoil("attend", 3))
 
 
 def test_kernels_are_not_given_what_they_would_misread():
@@ -354,7 +355,7 @@ def test_kernels_are_not_given_what_they_would_misread():
     rows = kernels.Rows([0, 2], [5, 1], [0, 0], [3], 3, lanes)
     held, prefix = hold(layout, kept, kept), hold(layout, torch.zeros(2, 3, lanes), torch.zeros(2, 3, lanes))
     half = torch.zeros(3, 2, lanes, lanes // 2)
-    kernels.attend_rows(kernels.Few(compiled, rows, held, [prefix]), 0, queries, 1.0)
+    kernels.DecodeBatch(compiled, rows, held, [prefix]).attend(0, queries, 1.0)
     for others, given in (
         ((rows, held, [prefix]), queries.half()),
         ((rows, held, [prefix]), queries.transpose(0, 1)),
@@ -364,14 +365,14 @@ def test_kernels_are_not_given_what_they_would_misread():
         ((rows, hold(layout, half, half), [prefix]), torch.zeros(2, 4, lanes // 2)),
         ((rows, hold(layout, kept[:2], kept[:2]), [prefix]), queries),
         ((rows, hold(layout, kept, torch.zeros(3, 2, 2 * lanes, lanes)), [prefix]), queries),
-        ((rows, kernels.Held({0: kept}, {0: kept}, {}), [prefix]), queries),
+        ((rows, kernels.SampleCache({0: kept}, {0: kept}, {}), [prefix]), queries),
         ((rows, held, [None]), queries),
         ((rows, held, []), queries),
         ((rows, held, [held]), queries),
         ((kernels.Rows([0, 2], [5, 1], [0, 0], [3], 3, lanes - 1), held, [prefix]), queries),
     ):
         with pytest.raises(ValueError, match="a kernel cannot take"):
-            kernels.attend_rows(kernels.Few(compiled, *others), 0, given, 1.0)
+            kernels.DecodeBatch(compiled, *others).attend(0, given, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -393,19 +394,19 @@ def test_rows_look_at_nothing_outside(slots, places, groups):
 
 def test_changed_weights_count_from_when_they_are_published(make_model, monkeypatch):
     monkeypatch.setattr(linear, "SMALL", 0)
-    wiring = Wiring(make_model("llama"))
-    assert wiring.fused is not None
+    adapted = ModelAdapter(make_model("llama"))
+    assert adapted.fast.fused is not None
     tokens = torch.arange(4)
 
     def compute() -> torch.Tensor:
-        with torch.inference_mode(), wiring.using(Recorder()):
-            return wiring.hidden(tokens, tokens)
+        with torch.inference_mode(), adapted.using(ShapeRecorder()):
+            return adapted.hidden(tokens, tokens)
 
     before = compute()
     with torch.no_grad():
-        wiring.model.model.layers[0].self_attn.q_proj.weight.mul_(2)
+        adapted.model.model.layers[0].self_attn.q_proj.weight.mul_(2)
     assert compute().equal(before)
-    wiring.fused.forget()
+    adapted.fast.fused.forget()
     assert not compute().equal(before)
 
 
@@ -424,7 +425,7 @@ def test_relatives_of_llama_go_the_shorter_way(make):
     with torch.no_grad():
         for weight in model.parameters():  # biases begin as nothing
             weight.add_(0.1 * torch.randn_like(weight))
-    assert Wiring(model).fused is not None
+    assert ModelAdapter(model).fast.fused is not None
 
 
 def make_gelu() -> LlamaForCausalLM:
@@ -480,7 +481,7 @@ def make_hooked() -> LlamaForCausalLM:
     ],
 )
 def test_what_computes_otherwise_goes_the_long_way(make):
-    assert Wiring(make().eval()).fused is None
+    assert ModelAdapter(make().eval()).fast.fused is None
 
 
 def test_rounding_in_large_hidden_states_is_no_difference(make_model):
@@ -488,12 +489,12 @@ def test_rounding_in_large_hidden_states_is_no_difference(make_model):
     model = make_model("llama")
     with torch.no_grad():
         model.model.norm.weight.mul_(1e4)
-    assert Wiring(model).fused is not None
+    assert ModelAdapter(model).fast.fused is not None
 
 
 def test_large_models_are_not_kept_twice(make_model, monkeypatch):
     monkeypatch.setattr(fused, "LARGEST", 1000)
-    assert Wiring(make_model("llama")).fused is None
+    assert ModelAdapter(make_model("llama")).fast.fused is None
 
 
 async def test_scaled_matrices_count_at_once(make_model, open_engine):
@@ -503,7 +504,7 @@ async def test_scaled_matrices_count_at_once(make_model, open_engine):
     await engine.scale_matrices(0.5)
     (found,) = await engine.sample([prompt], params)
     row = Row([*prompt, *found.tokens], [0] * 9, [0.0] * 9, [0.0] * 9)
-    engine.wiring.learns_fused = False  # what transformers computes
+    engine.adapted.fast.learns_fused = False  # what transformers computes
     (expected,) = await engine.forward([row])
     assert found.logprobs == pytest.approx(expected[5:], abs=1e-4)
 

@@ -12,18 +12,25 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trialogue.engine import Row, SamplingParams, attention
-from trialogue.engine.cpu import fused, layers
-from trialogue.engine.cpu.layers import FEW, GatedProduct, LayerKernels, Normed, NormedProduct, Turned
+from trialogue.engine import Row, SamplingParams
+from trialogue.engine.cpu import fast_path, fused, layers
+from trialogue.engine.cpu.layers import (
+    ONE_THREAD_ROWS,
+    GatedLinear,
+    LayerKernels,
+    NormLinear,
+    RmsNorm,
+    Rotary,
+)
 from trialogue.engine.torch_engine import find_worker
 
-NUMBERS = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16]
 
 
-def load(numbers: torch.dtype) -> LayerKernels:
+def load(dtype: torch.dtype) -> LayerKernels:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    found = layers.find_layer_kernels(numbers)
+    found = layers.find_layer_kernels(dtype)
     assert found is not None
     return found
 
@@ -32,37 +39,37 @@ def differentiate(compute: Callable[..., torch.Tensor], inputs: list[torch.Tenso
     """What it computes, and the gradients of all inputs by a random one of the output."""
     inputs = [tensor.clone().requires_grad_() for tensor in inputs]
     output = compute(*inputs)
-    pull = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output.dtype)
-    return [output.detach(), *torch.autograd.grad(output, inputs, pull)]
+    grad_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad_output)]
 
 
-def turn_plainly(joined, cosine, sine, heads):
-    near, value = joined.split([(joined.shape[1] + heads) // 2, (joined.shape[1] - heads) // 2], 1)
-    return torch.cat([near * cosine + near.roll(near.shape[2] // 2, 2) * sine, value], 1)
+def rotate_plainly(qkv, cosine, sine, heads):
+    both, value = qkv.split([(qkv.shape[1] + heads) // 2, (qkv.shape[1] - heads) // 2], 1)
+    return torch.cat([both * cosine + both.roll(both.shape[2] // 2, 2) * sine, value], 1)
 
 
-@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("width", [2, 16, 38, 64])
-@pytest.mark.parametrize("rows", [1, 5, FEW + 9])
-def test_they_compute_what_torch_does(rows, width, threads, numbers, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 5, ONE_THREAD_ROWS + 9])
+def test_they_compute_what_torch_does(rows, width, threads, dtype, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    compiled = load(numbers)
+    compiled = load(dtype)
     chance = torch.Generator().manual_seed(width)
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(*shape, generator=chance).to(dtype)
 
     hidden, gain, weight, bias = draw(rows, width), draw(width), draw(7, width), draw(7)
-    if numbers == torch.bfloat16:  # such as can be compared
-        weight, bias = weight.to(numbers).float(), bias.to(numbers).float()
+    if dtype == torch.bfloat16:  # such as can be compared
+        weight, bias = weight.to(dtype).float(), bias.to(dtype).float()
     # From nearly nothing to where a logistic function is 0 or 1, and its power too small to be written.
-    spread = torch.logspace(-3, 2, width)
-    both = (draw(rows, 2 * width) * torch.cat([spread, spread.flip(0)])).to(numbers)
+    share_rows = torch.logspace(-3, 2, width)
+    both = (draw(rows, 2 * width) * torch.cat([share_rows, share_rows.flip(0)])).to(dtype)
     cosine, sine = draw(rows, 1, width), draw(rows, 1, width)
-    joined = draw(rows, 5, width, dtype=numbers)
+    joined = draw(rows, 5, width, dtype=dtype)
 
-    def normalize(hidden, gain):
+    def apply_norm(hidden, gain):
         return torch.nn.functional.rms_norm(hidden, gain.shape, gain, 1e-5)
 
     def gate(both):
@@ -70,22 +77,20 @@ def test_they_compute_what_torch_does(rows, width, threads, numbers, monkeypatch
         return torch.nn.functional.silu(first) * second
 
     cases = [
-        (lambda *given: Normed.apply(*given, 1e-5, compiled), normalize, [hidden, gain]),
+        (lambda *given: RmsNorm.apply(*given, 1e-5, compiled), apply_norm, [hidden, gain]),
         (
-            lambda hidden, gain, bias, *parts: NormedProduct.apply(
-                hidden, gain, bias, 1e-5, compiled, *parts
-            ),
-            lambda hidden, gain, bias, *parts: normalize(hidden, gain) @ torch.cat(parts).t() + bias,
+            lambda hidden, gain, bias, *parts: NormLinear.apply(hidden, gain, bias, 1e-5, compiled, *parts),
+            lambda hidden, gain, bias, *parts: apply_norm(hidden, gain) @ torch.cat(parts).t() + bias,
             [hidden, gain, bias, weight[:4], weight[4:]],
         ),
         (
-            lambda *given: GatedProduct.apply(*given, compiled),
+            lambda *given: GatedLinear.apply(*given, compiled),
             lambda both, weight, bias: gate(both) @ weight.t() + bias,
             [both, weight, bias],
         ),
         (
-            lambda joined: torch.cat(Turned.apply(joined, cosine, sine, 3, compiled), 1),
-            lambda joined: turn_plainly(joined, cosine, sine, 3),
+            lambda joined: torch.cat(Rotary.apply(joined, cosine, sine, 3, compiled), 1),
+            lambda joined: rotate_plainly(joined, cosine, sine, 3),
             [joined],
         ),
     ]
@@ -96,23 +101,23 @@ def test_they_compute_what_torch_does(rows, width, threads, numbers, monkeypatch
             assert one.shape == other.shape
             assert given is None or one.dtype == given.dtype
             # Column by column: others may be a hundred thousand times as large.
-            least = 1e-3 if numbers == torch.float32 else 5e-2  # rounded sums may nearly cancel
+            least = 1e-3 if dtype == torch.float32 else 5e-2  # rounded sums may nearly cancel
             scale = other.norm(dim=0).clamp(min=least) if other.ndim > 1 else other.abs().clamp(min=1e-1)
-            apart = (one - other).norm(dim=0) if other.ndim > 1 else (one - other).abs()
-            assert (apart / scale).max() < (1e-4 if numbers == torch.float32 else 0.6)
-            assert (apart / scale).median() < (1e-5 if numbers == torch.float32 else 2e-2)
+            error = (one - other).norm(dim=0) if other.ndim > 1 else (one - other).abs()
+            assert (error / scale).max() < (1e-4 if dtype == torch.float32 else 0.6)
+            assert (error / scale).median() < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_kernels_that_compute_something_else_are_refused():
     compiled = load(torch.float32)
-    assert layers.are_right(compiled)
+    assert layers.are_layer_kernels_right(compiled)
     outputs = {
-        "normalize": (2, 3),
+        "apply_norm": (2, 3),
         "backpropagate_norm": (4, 5, 6),
         "gate": (1,),
         "backpropagate_gate": (2, 3),
-        "turn_apart": (3, 4, 5),
-        "turn_back": (5,),
+        "apply_rotary": (3, 4, 5),
+        "backpropagate_rotary": (5,),
     }
     wrong = [(name, place, byte) for name, places in outputs.items() for place in places for byte in (0, 255)]
     for name, place, byte in wrong:  # of bytes that are all 255 no number is made
@@ -122,7 +127,7 @@ def test_kernels_that_compute_something_else_are_refused():
             ctypes.memset(arguments[place], byte, 8)
             return 0
 
-        assert not layers.are_right(replace(compiled, **{name: spoiled})), (name, place, byte)
+        assert not layers.are_layer_kernels_right(replace(compiled, **{name: spoiled})), (name, place, byte)
 
 
 def test_kernels_are_not_given_what_they_would_misread():
@@ -130,16 +135,16 @@ def test_kernels_are_not_given_what_they_would_misread():
     hidden, gain, scales = torch.zeros(2, 8), torch.zeros(8), torch.zeros(2)
     joined, angles, head = torch.zeros(2, 5, 8), torch.zeros(2, 1, 8), torch.zeros(2, 1, 8)
     wrong = [
-        lambda: layers.normalize(compiled, hidden.half(), gain, 1e-5),
-        lambda: layers.normalize(compiled, hidden, torch.zeros(9), 1e-5),
+        lambda: layers.apply_norm(compiled, hidden.half(), gain, 1e-5),
+        lambda: layers.apply_norm(compiled, hidden, torch.zeros(9), 1e-5),
         lambda: layers.backpropagate_norm(compiled, hidden, gain, scales, torch.zeros(2, 7)),
         lambda: layers.backpropagate_norm(compiled, hidden, gain, scales, hidden.bfloat16()),
         lambda: layers.gate(compiled, torch.zeros(8, 2).t()),
         lambda: layers.backpropagate_gate(compiled, hidden, hidden),
-        lambda: layers.turn_apart(compiled, joined, angles[:1], angles, 3),
-        lambda: layers.turn_apart(compiled, joined, angles, angles, 2),
-        lambda: layers.turn_apart(compiled, joined.transpose(1, 2), angles, angles, 3),
-        lambda: layers.turn_back(compiled, head, head, torch.zeros(2, 2, 8), angles, angles),
+        lambda: layers.apply_rotary(compiled, joined, angles[:1], angles, 3),
+        lambda: layers.apply_rotary(compiled, joined, angles, angles, 2),
+        lambda: layers.apply_rotary(compiled, joined.transpose(1, 2), angles, angles, 3),
+        lambda: layers.backpropagate_rotary(compiled, head, head, torch.zeros(2, 2, 8), angles, angles),
     ]
     for call in wrong:
         with pytest.raises(ValueError, match="a kernel cannot take"):
@@ -170,7 +175,7 @@ def test_an_update_keeps_less_than_autograd_would(open_engine, make_rows, loss, 
     load(torch.float32)
     rows = make_rows(seed=1, count=12, longest=90)
     ours = count_kept(open_engine("llama"), rows, loss)
-    monkeypatch.setattr(attention, "find_layer_kernels", lambda numbers: None)
+    monkeypatch.setattr(fast_path, "find_layer_kernels", lambda dtype: None)
     assert ours < 0.65 * count_kept(open_engine("llama"), rows, loss)
 
 
@@ -178,7 +183,7 @@ def test_an_update_keeps_no_copy_of_the_weights(open_engine, make_model, make_ro
     """A few tokens, so that it would be most of what is kept."""
     load(torch.float32)
     engine = open_engine(make_model("llama"))
-    assert engine.wiring.learns_fused
+    assert engine.adapted.fast.learns_fused
     layer = engine.model.model.layers[0]
     assert count_kept(engine, make_rows(seed=1, count=1)[:1], loss) < 4 * count_bytes(layer)
     tokens = [3, 4]
@@ -192,26 +197,26 @@ def count_bytes(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "lfm2"])
 async def test_gradients_are_those_of_transformers(
-    kind, numbers, frozen, threads, make_model, make_rows, open_engine, loss, monkeypatch
+    kind, dtype, frozen, threads, make_model, make_rows, open_engine, loss, monkeypatch
 ):
     """Parameter by parameter: with biases, head norms, convolutions; where some weights are not learned."""
-    if numbers == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
+    if dtype == "bfloat16" and not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this processor does not multiply bfloat16")
     load(torch.float32)
     model = make_biased() if kind == "qwen2" else make_model(kind)
     if frozen:
         for parameter in list(model.parameters())[::3]:
             parameter.requires_grad_(False)
-    engines = [open_engine(copy.deepcopy(model), precision=numbers) for _ in range(2)]
+    engines = [open_engine(copy.deepcopy(model), precision=dtype) for _ in range(2)]
     rows = make_rows(seed=5, count=8)
-    assert engines[0].wiring.learns_fused
-    engines[1].wiring.learns_fused = False
+    assert engines[0].adapted.fast.learns_fused
+    engines[1].adapted.fast.learns_fused = False
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     found, expected = [await engine.forward_backward(rows, loss) for engine in engines]
-    rough = numbers == "bfloat16"
+    rough = dtype == "bfloat16"
     for one, other in zip(found.logprobs, expected.logprobs, strict=True):
         assert one == pytest.approx(other, abs=0.2 if rough else 1e-4)
     pairs = zip(*(engine.model.named_parameters() for engine in engines), strict=True)
@@ -242,11 +247,11 @@ async def test_without_a_compiler_nothing_is_missing(
     found = []
     for compiled in (True, False):
         if not compiled:
-            for module in (attention, fused):
-                monkeypatch.setattr(module, "find_layer_kernels", lambda numbers: None)
+            for module in (fast_path, fused):
+                monkeypatch.setattr(module, "find_layer_kernels", lambda dtype: None)
         engine = open_engine(copy.deepcopy(model))
-        assert engine.wiring.fused is not None
-        assert engine.wiring.learns_fused == compiled
+        assert engine.adapted.fast.fused is not None
+        assert engine.adapted.fast.learns_fused == compiled
         (reply,) = await engine.sample([rows[0].tokens], params)
         outputs = await engine.forward_backward(rows, loss)
         found.append((reply, outputs, [parameter.grad for parameter in engine.model.parameters()]))

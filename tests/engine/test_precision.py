@@ -31,7 +31,7 @@ def test_a_rounded_product_is_one_of_rounded_numbers(rows, shape, threads, compi
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     chance = torch.Generator().manual_seed(rows)
     inputs, weight = (torch.randn(count, shape[1], generator=chance) for count in (rows, shape[0]))
-    found = linear.multiply_laid(inputs, linear.to_rounded(weight), len(weight))
+    found = linear.multiply_packed(inputs, linear.pack_half(weight), len(weight))
     expected = inputs.bfloat16().double() @ weight.bfloat16().double().T
     is_exact = compiled and shape[1] == 64 and shutil.which("cc") is not None
     assert found.dtype == torch.float32
@@ -89,4 +89,4 @@ def test_a_processor_without_the_arithmetic_is_told(make_model, monkeypatch):
     [("auto", "cpu", False), ("auto", "cuda", True), ("float32", "cuda", False), ("bfloat16", "cuda", True)],
 )
 def test_where_numbers_are_rounded(precision, device, expected):
-    assert torch_engine.is_rounded(precision, torch.device(device)) is expected
+    assert torch_engine.is_bfloat16(precision, torch.device(device)) is expected

@@ -13,7 +13,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PhiConfig, PhiForCau
 from trialogue.engine import Completion, SamplingParams
 from trialogue.engine.cpu import kernels
 from trialogue.engine.cpu.decoder import Decoder
-from trialogue.engine.cpu.kernels import attend_rows
+from trialogue.engine.cpu.kernels import DecodeBatch
 from trialogue.engine.draw import draw_tokens, uniform_noise
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
@@ -35,10 +35,10 @@ async def converse_all(engine, converse, params, *, prompts, turns=3, named=True
     )
 
 
-@pytest.fixture(params=[0, 128], ids=["apart", "copied"])
+@pytest.fixture(params=[0, 128], ids=["shared", "copied"])
 def short(request, monkeypatch):
-    """Shared prefixes are attended to apart, or copied into every slot."""
-    monkeypatch.setattr("trialogue.engine.sampler.SHORT", request.param)
+    """Shared prefixes are attended to separately, or copied into every slot."""
+    monkeypatch.setattr("trialogue.engine.sampler.SHORT_PREFIX", request.param)
 
 
 @pytest.fixture(params=["few operations", "no compiler", "the model's own", "without either"])
@@ -47,8 +47,8 @@ def way(request, monkeypatch) -> str:
     if request.param in ("the model's own", "without either"):
         monkeypatch.setattr("trialogue.engine.cpu.fused.LARGEST", 0)
     if request.param in ("no compiler", "without either"):
-        for module in ("cache", "cpu.linear"):
-            monkeypatch.setattr(f"trialogue.engine.{module}.load_kernels", lambda **_: None)
+        for module in ("kernels", "linear"):
+            monkeypatch.setattr(f"trialogue.engine.cpu.{module}.load_kernels", lambda **_: None)
     return request.param
 
 
@@ -56,17 +56,17 @@ def way(request, monkeypatch) -> str:
 def attended(monkeypatch) -> list[int]:
     """How many rows the kernel was given, each time it was."""
     rows: list[int] = []
+    plain_attend, plain_advance = DecodeBatch.attend, Decoder.advance
 
-    def attend(few, layer, queries, scaling):
+    def attend(batch, layer, queries, scaling):
         rows.append(len(queries))
-        return attend_rows(few, layer, queries, scaling)
+        return plain_attend(batch, layer, queries, scaling)
 
-    def advance(decoder, few, hidden, rotation):
+    def advance(decoder, batch, hidden, rotation):
         rows.append(len(hidden))
-        return plain(decoder, few, hidden, rotation)
+        return plain_advance(decoder, batch, hidden, rotation)
 
-    plain = Decoder.advance
-    monkeypatch.setattr("trialogue.engine.cache.attend_rows", attend)
+    monkeypatch.setattr(DecodeBatch, "attend", attend)
     monkeypatch.setattr(Decoder, "advance", advance)
     return rows
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from trialogue.engine import Engine, SamplingParams
-from trialogue.engine.models import find_folder
+from trialogue.engine.models import find_model_folder
 from trialogue.errors import ConfigError, EngineError
 from trialogue.talk.render.load import load_renderer
 
@@ -108,8 +108,8 @@ def test_a_model_that_is_not_there_is_no_name_for_a_hub(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=f"no model at '{name}'"):
-        find_folder(name)
-    assert find_folder("some/model") == "some/model"
+        find_model_folder(name)
+    assert find_model_folder("some/model") == "some/model"
 
 
 def test_a_folder_without_a_tokenizer_is_told_in_one_line(tmp_path: Path) -> None:

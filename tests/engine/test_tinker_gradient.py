@@ -12,7 +12,7 @@ import torch
 
 from trialogue.config import LossSettings
 from trialogue.engine import OptimParams, Row
-from trialogue.engine.tinker import TinkerEngine, compare, differentiate
+from trialogue.engine.tinker import TinkerEngine, check_logprobs, differentiate
 from trialogue.errors import EngineError
 from trialogue.learn.losses import PolicyLoss
 
@@ -38,9 +38,9 @@ async def test_a_service_moves_weights_as_the_embedded_engine_does(
     assert metrics["loss"] == pytest.approx(outputs.metrics["loss"], rel=1e-5)
 
     given = []
-    for row, places, pull in zip(rows, masked, pulls, strict=True):
+    for row, places, grad_output in zip(rows, masked, pulls, strict=True):
         advantages = [0.0] * len(row.tokens)
-        for place, value in zip(places, pull, strict=True):
+        for place, value in zip(places, grad_output, strict=True):
             advantages[place] = value
         given.append(type(row)(row.tokens, row.mask, row.logprobs, advantages))
     await plain.forward_backward(given, Linear())
@@ -124,4 +124,4 @@ async def test_a_gradient_that_is_no_number_is_never_applied(before, make_rows, 
 def test_a_service_that_scores_otherwise_within_a_step_is_told(found):
     output = SimpleNamespace(loss_fn_outputs=[{"logprobs": SimpleNamespace(data=[-1.0, found])}])
     with pytest.raises(EngineError, match="differently"):
-        compare(output, [[-1.0, -1.0]])
+        check_logprobs(output, [[-1.0, -1.0]])

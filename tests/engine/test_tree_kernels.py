@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from trialogue.engine.cpu import compiled, kernels, layers, logits, tree_kernels
+from trialogue.engine.cpu.fast_path import find_fast_path
 from trialogue.engine.cpu.tree_kernels import Paths, TreeKernels, attend_paths, backpropagate_paths
 from trialogue.engine.tree import Tree, TreeAttention, TreePlan, grow_tree
 
@@ -55,19 +56,21 @@ def attend_by_mask(tree: Tree, query, key, value, grad, scaling):
 @pytest.mark.parametrize(
     ("lengths", "siblings"), [((1,), 1), ((5,), 3), ((40, 70), 2), ((33, 1, 17), 3), ((130,), 1)]
 )
-@pytest.mark.parametrize(("heads", "kept", "width"), [(2, 2, 16), (9, 3, 64), (4, 1, 32)])
-def test_it_is_attention_along_paths(lengths, siblings, heads, kept, width, threads, is_half, monkeypatch):
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(2, 2, 16), (9, 3, 64), (4, 1, 32)])
+def test_it_is_attention_along_paths(
+    lengths, siblings, heads, kv_heads, width, threads, is_half, monkeypatch
+):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     compiled = load(is_half=is_half)
     tree = grow(lengths, siblings)
     count = len(tree.tokens)
     chance = torch.Generator().manual_seed(count)
     query, key, value, grad = (
-        torch.randn(count, number, width, generator=chance) for number in (heads, kept, kept, heads)
+        torch.randn(count, number, width, generator=chance) for number in (heads, kv_heads, kv_heads, heads)
     )
     query *= torch.logspace(-1, 1, heads)[:, None]  # from even attention to that of a single key
     expected, grads = attend_by_mask(tree, query, key, value, grad, 0.3)
-    paths = TreePlan(tree, torch.device("cpu")).paths
+    paths = Paths.make([(node.start, node.stop) for node in tree.nodes], [node.above for node in tree.nodes])
     output, sums = attend_paths(compiled, query, key, value, paths, 0.3)
     found = backpropagate_paths(compiled, (query, key, value), (output, sums, grad), paths, 0.3)
     tolerance = 4e-2 if is_half else 1e-5
@@ -76,14 +79,14 @@ def test_it_is_attention_along_paths(lengths, siblings, heads, kept, width, thre
         assert (one - other).norm().item() < tolerance * scale
 
 
-def test_numbers_no_processor_computes_with_are_made_float32(monkeypatch):
+def test_numbers_no_processor_computes_with_are_made_float32(make_model, monkeypatch):
     load(is_half=False)
     without = tree_kernels.load_tree_kernels
     monkeypatch.setattr(
         tree_kernels, "load_tree_kernels", lambda *, is_half: None if is_half else without(is_half=False)
     )
     tree = grow((20, 9), 2)
-    plan = TreePlan(tree, torch.device("cpu"))
+    plan = TreePlan(tree, torch.device("cpu"), find_fast_path(make_model("llama")))
     inputs = [torch.randn(heads, len(tree.tokens), 16).bfloat16() for heads in (4, 2, 2)]
     found = TreeAttention.apply(*inputs, plan, 0.25)
     token_first = [tensor.transpose(0, 1) for tensor in inputs]
@@ -120,7 +123,7 @@ def test_wider_numbers_are_left_to_torch():
 
 def test_kernels_that_compute_something_else_are_refused():
     compiled = load(is_half=False)
-    assert tree_kernels.are_right(compiled, 1e-5)
+    assert tree_kernels.are_tree_kernels_right(compiled, 1e-5)
 
     def spoil(name: str, output: int):
         def kernel(*arguments: int) -> int:
@@ -130,9 +133,9 @@ def test_kernels_that_compute_something_else_are_refused():
 
         return replace(compiled, **{name: kernel})
 
-    assert not tree_kernels.are_right(spoil("attend", 3), 1e-5)
+    assert not tree_kernels.are_tree_kernels_right(spoil("attend", 3), 1e-5)
     for gradient in (6, 7, 8):
-        assert not tree_kernels.are_right(spoil("backpropagate", gradient), 1e-5)
+        assert not tree_kernels.are_tree_kernels_right(spoil("backpropagate", gradient), 1e-5)
 
 
 def test_kernels_are_not_given_what_they_would_misread():

@@ -10,7 +10,8 @@ import torch
 
 from trialogue.engine import OptimParams, Row
 from trialogue.engine.cpu import logits, tree_kernels
-from trialogue.engine.cpu.logits import TokenLogprobs
+from trialogue.engine.cpu.logits import CpuLogits
+from trialogue.engine.logprobs import TokenLogprobs
 from trialogue.engine.tree import (
     attend_block,
     attend_block_plainly,
@@ -18,7 +19,7 @@ from trialogue.engine.tree import (
     backpropagate_block_plainly,
     grow_tree,
 )
-from trialogue.engine.update import split_rows
+from trialogue.engine.update import split_micro_batches
 from trialogue.errors import EngineError
 
 
@@ -239,12 +240,12 @@ def test_chunked_logprobs_and_entropy(chunk, compiled, monkeypatch):
         monkeypatch.setattr(logits, "load_kernel", lambda: None)
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((11, 8), (30, 8), (30,)))
-    targets, pull = torch.randint(30, (11,)), torch.randn(11)
-    logprobs, entropy = TokenLogprobs.apply(hidden, weight, bias, targets, 0.7, chunk, True)
-    found = torch.autograd.grad((logprobs * pull).sum(), (hidden, weight, bias))
+    targets, grad_output = torch.randint(30, (11,)), torch.randn(11)
+    logprobs, entropy = TokenLogprobs.apply(hidden, weight, bias, targets, 0.7, chunk, True, CpuLogits())
+    found = torch.autograd.grad((logprobs * grad_output).sum(), (hidden, weight, bias))
     whole = torch.log_softmax((hidden @ weight.T + bias) / 0.7, -1)
     chosen = whole.gather(1, targets[:, None])[:, 0]
-    wanted = torch.autograd.grad((chosen * pull).sum(), (hidden, weight, bias))
+    wanted = torch.autograd.grad((chosen * grad_output).sum(), (hidden, weight, bias))
     assert torch.allclose(logprobs, chosen, atol=1e-5)
     assert torch.allclose(entropy, -(whole.exp() * whole).sum(-1), atol=1e-5)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
@@ -262,7 +263,7 @@ def test_rounded_probabilities_lose_nothing_of_tokens_that_are_nearly_certain(ch
     weight[targets, targets] += torch.linspace(5, 14, 11)  # from some to nearly all of the probability
     inputs = [tensor.bfloat16().float().requires_grad_() for tensor in (hidden, weight)]
     rounded = inputs[0].bfloat16()
-    logprobs, _ = TokenLogprobs.apply(rounded, inputs[1], None, targets, 1.0, chunk, True)
+    logprobs, _ = TokenLogprobs.apply(rounded, inputs[1], None, targets, 1.0, chunk, True, CpuLogits())
     wanted = (inputs[0] @ inputs[1].T).log_softmax(-1)[targets, targets]
     assert torch.allclose(logprobs, wanted, atol=1e-5)
     found, expected = (torch.autograd.grad(values.sum(), inputs) for values in (logprobs, wanted))
@@ -276,7 +277,7 @@ def test_rounded_probabilities_lose_nothing_of_tokens_that_are_nearly_certain(ch
 def test_logits_that_are_no_numbers_stay_none(bits, place, kept):
     spoiled = torch.zeros(1, 40)
     spoiled[0, place] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
-    found = logits.weigh(spoiled, torch.tensor([3]), kept)
+    found = CpuLogits().normalize(spoiled, torch.tensor([3]), kept)
     assert all(part is not None and bool(part.isnan().any()) for part in found)
 
 
@@ -284,7 +285,9 @@ def test_logits_that_are_no_numbers_stay_none(bits, place, kept):
 def test_a_second_backward_pass_finds_what_the_first_did(chunk):
     torch.manual_seed(0)
     hidden, weight = torch.randn(11, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
-    logprobs, _ = TokenLogprobs.apply(hidden, weight, None, torch.randint(30, (11,)), 1.0, chunk, True)
+    logprobs, _ = TokenLogprobs.apply(
+        hidden, weight, None, torch.randint(30, (11,)), 1.0, chunk, True, CpuLogits()
+    )
     first, second = (
         torch.autograd.grad(logprobs.sum(), (hidden, weight), retain_graph=True) for _ in range(2)
     )
@@ -312,9 +315,9 @@ def test_a_tree_spells_its_rows():
 def test_micro_batches_keep_sharers_together():
     trunk, other = list(range(50)), list(range(100, 150))
     rows = [[*(trunk if number % 2 else other), number] for number in range(200, 206)]
-    assert split_rows(rows, 60) == [[1, 3, 5], [0, 2, 4]]
-    assert [len(batch) for batch in split_rows(rows, 10)] == [1] * 6
-    assert split_rows([], 10) == []
+    assert split_micro_batches(rows, 60) == [[1, 3, 5], [0, 2, 4]]
+    assert [len(batch) for batch in split_micro_batches(rows, 10)] == [1] * 6
+    assert split_micro_batches([], 10) == []
 
 
 async def test_matrices_are_halved_and_doubled_without_a_trace(make_model, open_engine):

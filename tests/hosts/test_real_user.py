@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs transformers[serving]: run `make test-users`")
 
 from trialogue.config import EvalConfig
-from trialogue.engine.models import find_folder
+from trialogue.engine.models import find_model_folder
 from trialogue.run import read_trajectories
 from trialogue.score.compare import audit_file
 from trialogue.score.evaluate import evaluate
@@ -30,7 +30,7 @@ KEY = "sk-canary-7171"
 @pytest.fixture(scope="module")
 def server() -> Generator[tuple[str, str]]:
     """The address of the server and the name of its model."""
-    folder = find_folder("smollm2")
+    folder = find_model_folder("smollm2")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

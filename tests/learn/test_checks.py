@@ -266,7 +266,7 @@ async def test_weights_that_are_none_are_told(blank: Path) -> None:
     learner = load_learner(TrainConfig.model_validate({"learner": {"model": str(blank)}}).learner, 0)
     row = Row([1, 2, 3], [0, 1, 1], [0.0, -1.0, -1.0], [1.0] * 3)
     await learner.engine.forward_backward([row], losses.cross_entropy)
-    with pytest.raises(EngineError, match="the weights are no finite numbers after this step"):
+    with pytest.raises(EngineError, match="the weights are not finite after this step"):
         await learner.engine.optim_step(OptimParams(learning_rate=inf))
 
 

@@ -47,7 +47,7 @@ domain = replace(shop, user=user, reward=reward, reference=__file__)
 
 
 def test_smollm2_is_sampled_from_in_few_operations() -> None:
-    assert TorchEngine(find_smollm2()).wiring.fused is not None
+    assert TorchEngine(find_smollm2()).adapted.fast.fused is not None
 
 
 async def test_smollm2_learns_in_the_shop(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_verl_is_not_given_rows_that_it_would_count_as_conversations() -> None:
             refuse_rows(LossSettings.model_validate(settings), "qwen3-exact")
 
 
-class Recorder:
+class ShapeRecorder:
     """An engine whose log-probabilities are given: it notes the rows of each optimizer step and the loss."""
 
     def __init__(self, shift: Callable[[Row], list[float]]) -> None:
@@ -111,7 +111,7 @@ async def test_the_ratio_of_gspo_is_that_of_the_whole_conversation(train_config:
     """Log-ratios 0.4 in the row of one token and 0 in the other three: the mean of the four is 0.1. Row by
     row it would be 0.4 and 0."""
     settings: dict[str, Any] = {"loss__name": "gspo", "loss__reduction": "row", "loss__clip_high": 1.0}
-    engine = Recorder(lambda row: [value + 0.4 * (len(row.tokens) == 2) for value in row.logprobs])
+    engine = ShapeRecorder(lambda row: [value + 0.4 * (len(row.tokens) == 2) for value in row.logprobs])
     await update(engine, list(ROWS), find_method(train_config(**settings)), OPTIM, 0)  # type: ignore[arg-type]
     ratio = math.exp(0.1)
     assert engine.losses == [pytest.approx(-(ratio + 1) / 2, rel=1e-5)]
@@ -123,12 +123,12 @@ async def test_the_ratio_of_gspo_is_that_of_the_whole_conversation(train_config:
 
 async def test_gspo_clips_a_conversation_as_a_whole(train_config: Configure) -> None:
     settings: dict[str, Any] = {"loss__name": "gspo", "loss__reduction": "row", "loss__clip_high": 0.2}
-    shifted = Recorder(lambda row: [value + 0.4 * (row.id == "a") for value in row.logprobs])
+    shifted = ShapeRecorder(lambda row: [value + 0.4 * (row.id == "a") for value in row.logprobs])
     metrics = await update(shifted, list(ROWS), find_method(train_config(**settings)), OPTIM, 0)  # type: ignore[arg-type]
     assert shifted.losses == [pytest.approx(-(1.2 + 1) / 2, rel=1e-5)]
     assert metrics["clip_share"] == pytest.approx(1 / 2)  # four of eight tokens
     capped = train_config(**settings, loss__importance_cap=2.0)  # the update's own weights are the old ones
-    again = Recorder(shifted.shift)
+    again = ShapeRecorder(shifted.shift)
     metrics = await update(again, list(ROWS), find_method(capped), OPTIM, 0)  # type: ignore[arg-type]
     assert metrics["clip_share"] == 0.0
     assert again.losses == [pytest.approx(-(math.exp(0.4) + 1) / 2, rel=1e-5)]
@@ -144,7 +144,7 @@ async def test_mini_batches_hold_whole_conversations(train_config: Configure) ->
     rows = [make_row(f"c{number}", [-1.0], 1.0) for number in range(6) for _ in range(1 + number % 3)]
     config = train_config(training__mini_batches=3, loss__reduction="row")
     for step in range(5):
-        engine = Recorder(lambda row: row.logprobs)
+        engine = ShapeRecorder(lambda row: row.logprobs)
         await update(engine, list(rows), find_method(config), OPTIM, step)  # type: ignore[arg-type]
         names = [{row.id for row in part} for part in engine.steps]
         assert [len(part) for part in names] == [2, 2, 2]

@@ -20,7 +20,7 @@ KEYS = ["order_id", "email", "address", "able", "morning"]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return Path(models.find_folder("tiny"))
+    return Path(models.find_model_folder("tiny"))
 
 
 def find_brief(folder: Path) -> BriefRenderer:

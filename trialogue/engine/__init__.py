@@ -1,6 +1,6 @@
-"""What computes: weights behind a seam of five verbs.
+"""Engines: model weights that can be sampled from and updated, behind the interface in `api`.
 
-Import `TorchEngine` from `trialogue.engine.torch_engine`: the seam alone stays free of torch.
+`TorchEngine` is in `trialogue.engine.torch_engine`; importing this package does not import torch.
 """
 
 from trialogue.engine.api import (

@@ -1,7 +1,7 @@
-"""The seam between algorithms and whatever computes: five verbs on plain lists of ints and floats.
+"""The interface between algorithms and engines: a few methods on plain lists of ints and floats.
 
-Nothing here knows a tokenizer or a template, and nothing here imports torch, so the core install and
-clients of remote engines can use it. `TorchEngine` is the embedded engine behind this seam.
+Nothing here knows a tokenizer or a template, or imports torch, so the core install and clients of remote
+engines can use it. `TorchEngine` is the embedded engine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 StopReason = Literal["stop", "length"]
 Precision = Literal["auto", "float32", "bfloat16"]
-"""What products are computed of; weights, gradients and moments are float32 in any case. auto is bfloat16 on
-a GPU and float32 on a CPU."""
+"""dtype of the matmuls; weights, gradients and moments are always float32. auto is bfloat16 on a GPU and
+float32 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class SamplingParams:
     """How to draw a completion. Temperature 0 is greedy.
 
     Log-probabilities come from the tempered distribution (logits divided by the temperature, or by 1 when
-    greedy), before top-p truncation. With `top_p=1` that is exactly the distribution sampled from, and
-    what an importance ratio needs when the trainer divides by the same temperature.
+    greedy), before top-p truncation. With `top_p=1` that is exactly the distribution sampled from, as an
+    importance ratio needs when the trainer divides by the same temperature.
     """
 
     max_tokens: int
@@ -38,7 +38,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was sampled: `tokens` ends with the stop token when `stop_reason` is "stop"."""
+    """A sampled reply; `tokens` ends with the stop token if `stop_reason` is "stop"."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -50,9 +50,10 @@ class Completion:
 class Row:
     """One training sequence; every list has the length of `tokens`.
 
-    mask is 1 where the policy sampled the token (never at position 0, which has nothing before it);
-    logprobs are the sampler's there. `turns` may number the turn each token belongs to. Rows with the same
-    `id` are one conversation, whose template rewrote its history; a row without an id stands alone.
+    mask is 1 where the policy sampled the token (never at position 0, which has no context); logprobs are the
+    sampler's at these positions. `turns` optionally numbers the turn of each token. Rows with the same `id`
+    are one conversation, whose template rewrote its history; a row without an id is a conversation of its
+    own.
     """
 
     tokens: list[int]
@@ -77,22 +78,20 @@ def find_conversations(rows: Sequence[Row]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The masked tokens of the whole rows of one micro-batch, flat, with totals of the whole call.
+    """The masked tokens of one micro-batch, flat, with totals of the whole call. Rows are never split.
 
-    A loss divides by `conversation_tokens`, `total_conversations` or `total_tokens`, never by local counts:
-    then the losses of micro-batches add up to the loss of the step, however rows were split.
+    A loss divides by `conversation_tokens`, `total_conversations` or `total_tokens`, never by local counts.
+    Then the losses of micro-batches add up to the loss of the step, however the rows were divided.
     """
 
     old_logprobs: Tensor
     advantages: Tensor
     reference_logprobs: Tensor | None
-    entropy: Tensor  # of the distribution each token was drawn from; carries no gradient
+    entropy: Tensor  # of the distribution each token was drawn from; without gradient
     row: Tensor  # index of the row here (0 … rows-1) each token belongs to
     turns: Tensor | None
     conversation_tokens: Tensor  # for each row here, the masked tokens of its conversation in the whole call
-    elsewhere: (
-        Tensor  # for each row here, `Row.elsewhere`: 0 where it is all of its conversation, else maybe NaN
-    )
+    elsewhere: Tensor  # `Row.elsewhere` of each row here: 0 if it is its whole conversation; NaN if unknown
     rows: int
     total_conversations: int
     total_tokens: int
@@ -101,8 +100,8 @@ class TokenBatch:
 class LossFunction(Protocol):
     """Maps new log-probabilities [N] to a scalar that is summed over micro-batches.
 
-    Metrics are summed over micro-batches as well, so they are divided by totals too; a name that ends in
-    `_max` or `_min` is reduced by that instead.
+    Metrics are summed, too, so divide them by totals; those whose names end in `_max` or `_min` are reduced
+    by the maximum or minimum instead.
     """
 
     def __call__(
@@ -131,7 +130,7 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, for callers that must choose."""
+    """What an engine supports."""
 
     trains: Literal["full", "lora", "none"]
     custom_losses: bool
@@ -151,18 +150,18 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Knobs of the embedded engine. The defaults suit a small model on a CPU."""
+    """Settings of the embedded engine. The defaults suit a small model on a CPU."""
 
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU when there is one
     precision: Precision = "auto"
     lora: LoraSettings | None = None
     gradient_checkpointing: bool = False
     max_tokens_per_micro_batch: int = 16384
-    cache_bytes: int = 4 << 30  # keys and values kept for conversations
-    prefill_chunk: int = 4096  # new tokens in one sampler step
+    cache_bytes: int = 4 << 30  # for keys and values of conversations
+    prefill_chunk: int = 4096  # most new tokens in one sampler step
     keep_sessions: bool = True  # off: every turn is computed from its first token
     share_prefixes: bool = True
-    vocabulary: int | None = None  # ids from here on are padding of the matrices: never sampled, of no weight
+    vocabulary: int | None = None  # ids from here on pad the matrices: they are never sampled
     seed: int = 0
 
 
@@ -183,7 +182,8 @@ class Engine(Protocol):
     async def sample(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, session: str | None = None
     ) -> list[Completion]:
-        """Completions, one for each prompt. A session keeps its cache for the next turn (one prompt only)."""
+        """One completion for each prompt. A session, which takes one prompt, keeps its cache for the next
+        turn."""
         ...
 
     async def end_session(self, session: str) -> None:
@@ -197,7 +197,7 @@ class Engine(Protocol):
     async def forward_backward(
         self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0
     ) -> Outputs:
-        """Add the gradient of the loss over these rows to what is accumulated."""
+        """Accumulate the gradient of the loss over these rows."""
         ...
 
     async def optim_step(self, params: OptimParams) -> dict[str, float]:
@@ -205,7 +205,7 @@ class Engine(Protocol):
         ...
 
     async def publish(self) -> int:
-        """Make the current weights the ones that are sampled from; returns their version."""
+        """Sample from the current weights from now on; returns their version."""
         ...
 
     async def save_state(self, path: Path) -> None:

@@ -1,11 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What the sampler keeps of the past: slots of keys, values and convolution inputs, and shared prefixes.
+"""The sampler's cache: slots of keys, values and convolution inputs, and shared prefixes.
 
-A slot holds the tokens of one conversation after its shared prefix. `StepPlan` is how the packed new
-tokens of one step read and extend the slots. Where there are kernels for a CPU, keys and values lie as these
-want them, and tokens look back one by one. Elsewhere, and for long prompts, there is one product of all
-queries against each shared prefix, and one batched attention against every row's own slot, combined by their
-log-sums.
+A slot holds the tokens of one conversation after its shared prefix. `StepPlan` reads and extends the slots
+for the packed new tokens of one step. With compiled kernels, keys and values are stored in their layout, and
+each token attends on its own. Otherwise, and for long prompts, all queries attend to each shared prefix in
+one matmul and to their own slots in batches; the parts are merged by their log-sums.
 """
 
 from __future__ import annotations
@@ -13,29 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trialogue.engine.attention import LayerShapes, attend_with_sum, merge_parts
-from trialogue.engine.cpu.kernels import Few, Kernels, Layout, Rows, attend_rows, load_kernels
+from trialogue.engine.attention import attend_with_sum, merge_parts
+from trialogue.engine.plan import LayerShapes, Layout
 
-
-def find_step_kernels(shapes: LayerShapes, device: torch.device, *, is_half: bool) -> Kernels | None:
-    """What attention of a step is computed with, where the model's layers fit: in bfloat16 or float32."""
-    if device.type != "cpu" or shapes.dtype != torch.float32:
-        return None
-    kernels = load_kernels(is_half=is_half)
-    if kernels is None:
-        return None
-    widths = [(key, value) for _, key, value in shapes.attention.values()]
-    return kernels if all(key == value and key % kernels.lanes == 0 for key, value in widths) else None
+if TYPE_CHECKING:
+    from trialogue.engine.cpu.kernels import DecodeBatch, Kernels
 
 
 class Slab:
-    """Keys and values [slots, KV, capacity, D] of each attention layer, laid out for `kernels` if there are
-    any, inputs [slots, margin + capacity, C] of each convolution. The margin holds the last inputs before a
-    slot begins (zeros at the very start)."""
+    """Keys and values [slots, KV, capacity, D] of each attention layer, in the layout of `kernels` if given,
+    and inputs [slots, margin + capacity, C] of each convolution. The margin holds the last inputs before the
+    slot begins, or zeros."""
 
     def __init__(
         self,
@@ -65,11 +57,11 @@ class Slab:
         return torch.zeros(*shape, dtype=dtype or self.layout.dtype, device=self.device)
 
     def resize(self, slots: int, capacity: int, kept: Sequence[int]) -> None:
-        """Take new dimensions; slot `kept[i]` becomes slot i. Layer by layer: the peak is one layer more."""
+        """Change the dimensions; slot `kept[i]` becomes slot i. One layer is copied at a time."""
         index = torch.tensor(kept, dtype=torch.long, device=self.device)
         capacity = self.layout.pad(capacity)
         shared = min(capacity, self.capacity)
-        for store, unit in ((self.keys, self.layout.lanes), (self.values, self.layout.numbers)):
+        for store, unit in ((self.keys, self.layout.lanes), (self.values, self.layout.per_unit)):
             for layer, old in store.items():
                 store[layer] = self._zeros(slots, old.shape[1], capacity // unit, *old.shape[3:])
                 store[layer][: len(kept), :, : shared // unit] = old[:, :, : shared // unit].index_select(
@@ -84,13 +76,13 @@ class Slab:
         self.slots, self.capacity = slots, capacity
 
     def begin(self, slot: int, prefix: Prefix | None) -> None:
-        """Make a slot ready for tokens that follow `prefix`."""
+        """Prepare a slot for tokens after `prefix`."""
         for layer, inputs in self.inputs.items():
             margin = inputs.shape[1] - self.capacity
             inputs[slot, :margin] = 0 if prefix is None else prefix.inputs[layer][-margin:]
 
     def take_in(self, slot: int, prefix: Prefix) -> None:
-        """Begin a slot with a copy of `prefix`."""
+        """Copy `prefix` to the start of a slot."""
         for store, held in ((self.keys, prefix.keys), (self.values, prefix.values)):
             for layer, tensor in store.items():
                 tensor[slot, :, : held[layer].shape[1]] = held[layer]
@@ -98,20 +90,19 @@ class Slab:
             tensor[slot, : tensor.shape[1] - self.capacity + len(prefix.tokens)] = prefix.inputs[layer]
 
     def write(self, layer: int, slots: Tensor, places: Tensor, key: Tensor, value: Tensor) -> None:
-        """Keys and values [N, KV, D] into places of slots."""
-        lanes, numbers = self.layout.lanes, self.layout.numbers
+        """Write keys and values [N, KV, D] to places of slots."""
+        lanes, per_unit = self.layout.lanes, self.layout.per_unit
         keys, values = self.keys[layer].transpose(3, 4), self.values[layer].transpose(3, 4)
-        apart = key.unflatten(2, (-1, numbers)).to(keys.dtype)
-        keys[slots, :, places // lanes, places % lanes] = apart
-        values[slots, :, places // numbers, places % numbers] = value.to(values.dtype)
+        keys[slots, :, places // lanes, places % lanes] = key.unflatten(2, (-1, per_unit)).to(keys.dtype)
+        values[slots, :, places // per_unit, places % per_unit] = value.to(values.dtype)
 
     def read(self, layer: int, slots: Tensor | slice, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [R, KV, T, D] of the first places of slots, in place where they lie so."""
+        """Keys and values [R, KV, T, D] of the first places of slots; views where the layout is plain."""
         keys, values = self.keys[layer], self.values[layer]
         padded = self.layout.pad(length)
         keys, values = (
             keys[:, :, : padded // self.layout.lanes],
-            values[:, :, : padded // self.layout.numbers],
+            values[:, :, : padded // self.layout.per_unit],
         )
         if isinstance(slots, slice):
             keys, values = keys[slots], values[slots]
@@ -124,12 +115,12 @@ class Slab:
         return self._plain(prefix.keys[layer], prefix.values[layer], len(prefix.tokens))
 
     def _plain(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        plain = self.layout.read_keys(keys), self.layout.read_values(values)
+        plain = self.layout.unpack_keys(keys), self.layout.unpack_values(values)
         keys, values = (tensor.to(self.shapes.dtype)[..., :length, :] for tensor in plain)
         return keys, values
 
     def shift(self, slot: int, start: int, length: int) -> None:
-        """Drop the first `start` of `length` tokens of a slot: from now on they are in a shared prefix."""
+        """Drop the first `start` of `length` tokens of a slot, which are now in a shared prefix."""
         places = torch.arange(length - start, device=self.device)
         for layer in self.keys:
             both = self.read(layer, slice(slot, slot + 1), length)
@@ -140,9 +131,9 @@ class Slab:
             tensor[slot, : margin + length - start] = tensor[slot, start : margin + length].clone()
 
     def to_prefix(self, slot: int, tokens: list[int]) -> Prefix:
-        """Copy the first tokens of a slot out as a shared prefix."""
+        """Copy the first tokens of a slot to a new shared prefix."""
         padded = self.layout.pad(len(tokens))
-        keys, values = padded // self.layout.lanes, padded // self.layout.numbers
+        keys, values = padded // self.layout.lanes, padded // self.layout.per_unit
         return Prefix(
             tokens,
             {layer: tensor[slot, :, :keys].clone() for layer, tensor in self.keys.items()},
@@ -155,21 +146,21 @@ class Slab:
 
     @property
     def token_bytes(self) -> int:
-        """What a place takes."""
-        numbers = sum(heads * (key + value) for heads, key, value in self.shapes.attention.values())
+        """Bytes of cache per token."""
+        floats = sum(heads * (key + value) for heads, key, value in self.shapes.attention.values())
         inputs = sum(channels for channels, _ in self.shapes.convolution.values())
-        return numbers * self.layout.dtype.itemsize + inputs * self.shapes.dtype.itemsize
+        return floats * self.layout.dtype.itemsize + inputs * self.shapes.dtype.itemsize
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Leading tokens computed once for all conversations that begin with them: keys and values by layer, laid
-    out as in slots."""
+    """Leading tokens, computed once for all conversations that begin with them; keys and values by layer, in
+    the layout of the slots."""
 
     tokens: list[int]
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
-    inputs: dict[int, Tensor]  # of each convolution, with what lies before the first token
+    inputs: dict[int, Tensor]  # of each convolution, with the margin
     used: int = 0  # step of last use
 
 
@@ -185,20 +176,20 @@ class Piece:
 
 @dataclass(slots=True)
 class Bucket:
-    """Pieces of about the same length, attended as one padded batch over their own slots."""
+    """Pieces of similar length, which attend to their own slots as one padded batch."""
 
     tokens: Tensor  # [R * C] packed index of each query, padded with the first
-    picked: Tensor  # which of the R * C results are real, in the order of `targets`
+    picked: Tensor  # which of the R * C results are of tokens, in the order of `targets`
     targets: Tensor  # packed indices they belong to
     rows: int
     count: int
     length: int
-    bias: Tensor  # [R, 1, C, T]: 0 where a query may look, else -inf
+    bias: Tensor  # [R, 1, C, T]: 0 where a query may attend, else -inf
     slots: Tensor | slice
 
 
 class StepPlan:
-    """A `Plan` for packed pieces, in the order given."""
+    """An `AttentionPlan` for packed pieces, in the order given."""
 
     def __init__(self, slab: Slab, pieces: Sequence[Piece]) -> None:
         self.slab, self.pieces = slab, pieces
@@ -207,28 +198,26 @@ class StepPlan:
         places: list[int] = []
         groups: list[int] = []
         self.prefixes: list[Prefix | None] = []
-        numbers: dict[int, int] = {}
+        group_numbers: dict[int, int] = {}
         for piece in pieces:
             self.offsets.append(len(slots))
             slots += [piece.slot] * piece.count
             places += range(piece.start, piece.start + piece.count)
-            group = numbers.setdefault(id(piece.prefix), len(numbers))
+            group = group_numbers.setdefault(id(piece.prefix), len(group_numbers))
             if group == len(self.prefixes):
                 self.prefixes.append(piece.prefix)
             groups += [group] * piece.count
         self.slots, self.places = (torch.tensor(values, device=slab.device) for values in (slots, places))
-        self.few: Few | None = None
-        if slab.kernels is not None and max(piece.count for piece in pieces) <= slab.kernels.most:
-            known = [0 if prefix is None else len(prefix.tokens) for prefix in self.prefixes]
-            rows = Rows(slots, places, groups, known, slab.slots, slab.capacity)
-            self.few = Few(slab.kernels, rows, slab, self.prefixes)
+        self.decode_batch: DecodeBatch | None = None
+        if slab.kernels is not None and max(piece.count for piece in pieces) <= slab.kernels.most_rows:
+            self.decode_batch = slab.kernels.make_batch(slots, places, groups, slab, self.prefixes)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         slab = self.slab
         slab.write(layer, self.slots, self.places, key.transpose(0, 1), value.transpose(0, 1))
         queries = query.transpose(0, 1)  # [N, H, D]
-        if self.few is not None:
-            return attend_rows(self.few, layer, queries.contiguous(), scaling)
+        if self.decode_batch is not None:
+            return self.decode_batch.attend(layer, queries.contiguous(), scaling)
         output = queries.new_empty(queries.shape[0], queries.shape[1], value.shape[2])
         sums = torch.empty(queries.shape[:2], dtype=torch.float32, device=query.device)
         for bucket in self.buckets:
@@ -253,7 +242,7 @@ class StepPlan:
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        """Pieces are padded together only with others of about their length."""
+        """Pieces, padded together with others of similar length."""
         groups: dict[int, list[int]] = {}
         for number, piece in enumerate(self.pieces):
             size = 1 if piece.count == 1 else max(8, 1 << (piece.count - 1).bit_length())
@@ -280,7 +269,7 @@ class StepPlan:
         rows = last_slot - first_slot
         if rows > 2 * len(chosen):
             return Bucket(tokens, picked, targets, len(chosen), count, length, bias[:, None], places)
-        # Most slots of a range take part: all are read in place, and what the others give is left out.
+        # Most slots of the range take part: read all as a view, and drop the results of the others.
         taken = places - first_slot
         spread = torch.zeros(rows, *bias.shape[1:], dtype=bias.dtype, device=device)
         spread[taken] = bias
@@ -292,7 +281,7 @@ class StepPlan:
 
     @cached_property
     def shared(self) -> list[tuple[Prefix, Tensor | None]]:
-        """Each prefix and the tokens that look at it, None for all."""
+        """Each prefix and the tokens that attend to it, None for all."""
         found: list[tuple[Prefix, Tensor | None]] = []
         for prefix in self.prefixes:
             if prefix is not None:

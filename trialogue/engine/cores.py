@@ -70,7 +70,7 @@ def count_allowed(own: Path, groups: Path) -> int:
 def find_groups(own: Path, groups: Path) -> list[Path]:
     """The folders of the process's control groups and of all above them, of version 1 and 2."""
     found: list[Path] = []
-    for line in read_text(own).splitlines():
+    for line in read_or_empty(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -84,10 +84,10 @@ def find_groups(own: Path, groups: Path) -> list[Path]:
 
 def read_quota(folder: Path) -> float | None:
     """Cores' worth of processor time that a control group may use, where it is limited."""
-    words = read_text(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
+    words = read_or_empty(folder / "cpu.max").split()  # version 2: "200000 100000" or "max 100000"
     if not words:
         words = (
-            read_text(folder / "cpu.cfs_quota_us") + " " + read_text(folder / "cpu.cfs_period_us")
+            read_or_empty(folder / "cpu.cfs_quota_us") + " " + read_or_empty(folder / "cpu.cfs_period_us")
         ).split()
     try:
         quota, period = (int(word) for word in words)
@@ -96,7 +96,7 @@ def read_quota(folder: Path) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
-def read_text(file: Path) -> str:
+def read_or_empty(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeError):
@@ -122,7 +122,7 @@ class Load:
 
     def _read(self) -> float | None:
         """Seconds the cores were busy without this process; None where the system does not tell."""
-        busy = read_busy(read_text(Path("/proc/stat")), self.cores)
+        busy = read_busy(read_or_empty(Path("/proc/stat")), self.cores)
         return None if busy is None else busy / os.sysconf("SC_CLK_TCK") - process_time()
 
 

@@ -15,7 +15,7 @@ BASE = Path(__file__).parent / "weights" / "tiny"
 """A base of about a million weights that knows how to copy and nothing else; `make base` makes it anew."""
 
 
-def find_folder(name: str) -> str:
+def find_model_folder(name: str) -> str:
     """The folder (or hub name) to load a model from."""
     quieten()
     if name == "tiny":

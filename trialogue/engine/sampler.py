@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Continuous batching over whichever conversations are ready, with their caches kept across turns.
+"""Continuous batching of the conversations that are ready, with caches kept across turns.
 
-Plain synchronous code: `submit` requests, call `step` until nothing is left. In each step every admitted
-request advances by its pending tokens, be they a new observation or the token just sampled. A prefix that
-conversations share (policy and tool schemas) is found by itself and computed once.
+Synchronous code: `submit` requests, then call `step` until none is left. In each step every admitted request
+advances by its pending tokens: a new observation, or the token just sampled. Prefixes that conversations
+share (policy and tool schemas) are found automatically and computed once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 import torch
 
 from trialogue.engine.api import Completion, SamplingParams, StopReason
-from trialogue.engine.attention import Wiring
-from trialogue.engine.cache import Piece, Prefix, Slab, StepPlan, find_step_kernels
+from trialogue.engine.attention import ModelAdapter
+from trialogue.engine.cache import Piece, Prefix, Slab, StepPlan
 from trialogue.engine.draw import draw_tokens, uniform_noise
 from trialogue.engine.prefixes import best_shared_prefix, common_length
 from trialogue.errors import EngineError
 
-SHORT = 128  # tokens
+SHORT_PREFIX = 128
+"""Tokens below which a prefix is copied into slots: attending to it separately costs more than it saves."""
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """One completion being sampled. `sequence` is the prompt and what was sampled so far."""
+class SamplingRequest:
+    """One completion being sampled. `sequence` is the prompt plus the sampled tokens."""
 
     sequence: list[int]
     params: SamplingParams
@@ -47,12 +48,12 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Cached:
-    """What is kept of a conversation: its computed `tokens`, the first ones in `prefix`, others in `slot`."""
+    """The cache of a conversation: its computed `tokens`, the first in `prefix`, the others in `slot`."""
 
     tokens: list[int] = field(default_factory=list)
     slot: int = -1
     prefix: Prefix | None = None
-    request: Request | None = None
+    request: SamplingRequest | None = None
     used: int = 0
 
     @property
@@ -60,12 +61,12 @@ class Cached:
         return len(self.tokens) - (len(self.prefix.tokens) if self.prefix else 0)
 
 
-class Sampler:
-    """Requests in, completions out. Not thread-safe: the engine calls it from one place at a time."""
+class BatchSampler:
+    """Samples completions for requests. Not thread-safe."""
 
     def __init__(
         self,
-        wiring: Wiring,
+        adapted: ModelAdapter,
         device: torch.device,
         *,
         cache_bytes: int,
@@ -74,24 +75,24 @@ class Sampler:
         share_prefixes: bool = True,
         shortest_prefix: int = 32,
     ) -> None:
-        self.wiring, self.device = wiring, device
+        self.adapted, self.device = adapted, device
         self.cache_bytes, self.prefill_chunk = cache_bytes, prefill_chunk
         self.keep_sessions, self.share_prefixes = keep_sessions, share_prefixes
         self.shortest_prefix = shortest_prefix
         self.weight_version = 0
-        self.waiting: list[Request] = []
-        self.active: list[Request] = []
+        self.waiting: list[SamplingRequest] = []
+        self.active: list[SamplingRequest] = []
         self.computed_tokens = 0
         self.copying = True
         self.drop_caches()
 
     def drop_caches(self) -> None:
-        """Forget everything computed, as after a change of weights. Active requests start over."""
-        if self.wiring.fused is not None:
-            self.wiring.fused.forget()
-        is_half = self.wiring.fused is not None and self.wiring.compute == torch.bfloat16
-        kernels = find_step_kernels(self.wiring.shapes, self.device, is_half=is_half)
-        self.slab = Slab(self.wiring.shapes, 0, 0, self.device, kernels)
+        """Drop everything computed, after a change of weights. Active requests start again."""
+        fast, kernels = self.adapted.fast, None
+        if fast is not None:
+            fast.forget()
+            kernels = fast.find_step_kernels(self.adapted.shapes)
+        self.slab = Slab(self.adapted.shapes, 0, 0, self.device, kernels)
         self.free: list[int] = []
         self.sessions: dict[str, Cached] = {}
         self.prefixes: list[Prefix] = []
@@ -106,12 +107,12 @@ class Sampler:
         return self.slab.token_bytes
 
     def reset(self) -> None:
-        """Forget all requests too, as after a failure that left them half done."""
+        """Drop the caches and all requests, after a failure."""
         self.waiting.clear()
         self.active.clear()
         self.drop_caches()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self.waiting.append(request)
 
     def end_session(self, session: str) -> None:
@@ -123,8 +124,8 @@ class Sampler:
     def is_busy(self) -> bool:
         return bool(self.waiting or self.active)
 
-    def step(self) -> list[Request]:
-        """Advance every request that fits; returns those that ended, by completion or by error."""
+    def step(self) -> list[SamplingRequest]:
+        """Advance every request that fits; returns those that ended, with a completion or an error."""
         self.clock += 1
         for request in [request for request in self.active if request.cancelled]:
             self._finish(request)
@@ -138,12 +139,12 @@ class Sampler:
 
     # -- admission -------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[Request]:
+    def _admit(self) -> list[SamplingRequest]:
         """Move requests from waiting to active, as far as memory allows."""
-        ended: list[Request] = []
-        blocked: list[Request] = []
-        fresh: list[Request] = []
-        ready: list[Request] = []
+        ended: list[SamplingRequest] = []
+        blocked: list[SamplingRequest] = []
+        fresh: list[SamplingRequest] = []
+        ready: list[SamplingRequest] = []
         for request in self.waiting:
             cached = self.sessions.get(request.session) if request.session is not None else None
             if cached is None:
@@ -153,7 +154,7 @@ class Sampler:
             if cached.request is not None:
                 blocked.append(request)
                 continue
-            # One token at least has to be computed, to have logits.
+            # At least one token must be computed, to have logits.
             kept = min(common_length(cached.tokens, request.sequence), len(request.sequence) - 1)
             shared = len(cached.prefix.tokens) if cached.prefix else 0
             if cached.slot < 0 or kept < max(shared, 1) or not self.keep_sessions:
@@ -166,7 +167,7 @@ class Sampler:
         if self.share_prefixes and fresh:
             self._find_prefixes(fresh)
         self.waiting = blocked
-        # Those that hold a slot go first, so that whoever finds no room has somebody to wait for.
+        # Requests with a slot go first, so that one that finds no room has another one to wait for.
         ready.sort(key=lambda request: request.cache is None or request.cache.slot < 0)
         new = [request for request in ready if request.cache is not None and request.cache.slot < 0]
         self.copying = self._can_copy(new)
@@ -187,8 +188,8 @@ class Sampler:
             self.active.append(request)
         return ended
 
-    def _admit_alone(self, request: Request) -> bool:
-        """Admit whoever has nobody to wait for: what all others might share makes room, or there is none."""
+    def _admit_alone(self, request: SamplingRequest) -> bool:
+        """Admit a request when no other one is active, evicting unused prefixes."""
         if not self._reserve(1, self._needed(request), joining=[request]):
             request.error = self._too_small(request)
             self._finish(request)
@@ -197,22 +198,23 @@ class Sampler:
         self.active.append(request)
         return True
 
-    def _put_back(self, request: Request) -> None:
-        """Undo admission; a cache with a slot stays for when the request is tried again, but a prefix that
-        was only joined is free to be evicted."""
+    def _put_back(self, request: SamplingRequest) -> None:
+        """Undo admission. A cache with a slot is kept for the next try; a prefix that was only joined may be
+        evicted."""
         if request.cache is not None:
             request.cache.request = None
             if request.session is None or request.cache.slot < 0:
                 self._release(request.cache)
         request.cache = None
 
-    def _find_prefixes(self, fresh: Sequence[Request]) -> None:
-        """Give requests that start from nothing the best prefix known, or make one they share."""
+    def _find_prefixes(self, fresh: Sequence[SamplingRequest]) -> None:
+        """Give each request without a cache its longest known prefix, and compute new ones that requests
+        share."""
         for request in fresh:
             self._join(request, self.prefixes)
         short: list[Prefix] = []
         while True:
-            # Conversations computed before anybody shared with them take part: theirs need not be redone.
+            # Caches without a prefix take part, too: theirs need not be computed again.
             alone = [
                 cached
                 for cached in self.sessions.values()
@@ -223,7 +225,7 @@ class Sampler:
             tokens = best_shared_prefix(entries, self.shortest_prefix)
             if tokens is None or not self._reserve(0, 0, len(tokens), joining=fresh):
                 break
-            # Making room may have evicted some of those found.
+            # Making room may have evicted some of them.
             holders = [
                 cached for cached in alone if cached.slot >= 0 and cached.tokens[: len(tokens)] == tokens
             ]
@@ -242,12 +244,11 @@ class Sampler:
         self._compute_prefixes(short)
 
     def _is_short(self, prefix: Prefix) -> bool:
-        """A short prefix is computed once and then copied, where there is room: to attend to it apart costs
-        more than it saves."""
-        return len(prefix.tokens) < SHORT
+        """Whether a prefix is copied into slots, if there is room."""
+        return len(prefix.tokens) < SHORT_PREFIX
 
-    def _can_copy(self, new: Sequence[Request]) -> bool:
-        """Whether new slots have room for copies of their short prefixes beside all that is held."""
+    def _can_copy(self, new: Sequence[SamplingRequest]) -> bool:
+        """Whether there is room for new slots with copies of their short prefixes."""
         self.copying = True
         lengths = [self._needed(request) for request in new]
         holding = self._holding()
@@ -257,10 +258,10 @@ class Sampler:
     def _is_copied(self, prefix: Prefix) -> bool:
         return self.copying and self._is_short(prefix)
 
-    def _prefix_length(self, request: Request) -> int:
+    def _prefix_length(self, request: SamplingRequest) -> int:
         return len(request.cache.tokens) if request.cache else 0
 
-    def _join(self, request: Request, prefixes: Sequence[Prefix]) -> None:
+    def _join(self, request: SamplingRequest, prefixes: Sequence[Prefix]) -> None:
         cached = request.cache
         assert cached is not None
         for prefix in prefixes:
@@ -273,9 +274,9 @@ class Sampler:
                 prefix.used = self.clock
 
     def _compute_prefixes(self, prefixes: Sequence[Prefix]) -> None:
-        """Fill in keys and values, as many tokens at once as a step takes."""
+        """Compute keys and values, at most `prefill_chunk` tokens at once."""
         longest = max((len(prefix.tokens) for prefix in prefixes), default=0)
-        slab = Slab(self.wiring.shapes, len(prefixes), longest, self.device, self.slab.kernels)
+        slab = Slab(self.adapted.shapes, len(prefixes), longest, self.device, self.slab.kernels)
         pieces: list[Piece] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -298,7 +299,7 @@ class Sampler:
     # -- memory ----------------------------------------------------------------------------------------
 
     def _holding(self) -> list[Cached]:
-        """Every cache with a slot: conversations by name, and active requests without one."""
+        """Every cache with a slot: those of sessions, and of active requests without a session."""
         caches = {id(cached): cached for cached in self.sessions.values()}
         caches |= {id(request.cache): request.cache for request in self.active if request.cache}
         return [cached for cached in caches.values() if cached.slot >= 0]
@@ -309,11 +310,11 @@ class Sampler:
         return (slots * pad(capacity) + shared) * self.token_bytes <= self.cache_bytes
 
     def _reserve(
-        self, more_slots: int, capacity: int, more_tokens: int = 0, joining: Sequence[Request] = ()
+        self, more_slots: int, capacity: int, more_tokens: int = 0, joining: Sequence[SamplingRequest] = ()
     ) -> bool:
-        """Have so many slots more, all of that capacity, and room for a prefix. What nobody needs now is
-        evicted, longest unused first; False when even that does not help. `joining` are requests that have
-        a prefix but no slot yet."""
+        """Make room for more slots, all of a capacity, and for a prefix of `more_tokens`. Evicts what is not
+        in use, least recently used first; returns False when that is not enough. `joining` are requests that
+        have a prefix but no slot yet."""
         while True:
             holding = self._holding()
             slots = len(holding) + more_slots
@@ -340,7 +341,7 @@ class Sampler:
         return True
 
     def _resize(self, slots: int, capacity: int, more_tokens: int) -> None:
-        """Grow geometrically while the budget allows, else to just what is needed, closing gaps."""
+        """Grow geometrically if the budget allows, otherwise to what is needed; slots become consecutive."""
         holding = sorted(self._holding(), key=lambda cached: cached.slot)
         slab = self.slab
         spare_slots = max(slots, 2 * slab.slots, 8) if slots > slab.slots else max(slots, slab.slots)
@@ -354,13 +355,13 @@ class Sampler:
             cached.slot = slot
         self.free = list(range(len(holding), slots))
 
-    def _needed(self, request: Request) -> int:
-        """Places in a slot for all that is known of a request."""
+    def _needed(self, request: SamplingRequest) -> int:
+        """Places that a request needs in a slot."""
         prefix = request.cache.prefix if request.cache is not None else None
         shared = 0 if prefix is None or self._is_copied(prefix) else len(prefix.tokens)
         return len(request.sequence) - shared
 
-    def _take_slot(self, request: Request) -> None:
+    def _take_slot(self, request: SamplingRequest) -> None:
         cached = request.cache
         assert cached is not None
         cached.slot = heapq.heappop(self.free)
@@ -375,7 +376,7 @@ class Sampler:
             heapq.heappush(self.free, cached.slot)
         cached.slot, cached.prefix, cached.tokens = -1, None, []
 
-    def _too_small(self, request: Request) -> EngineError:
+    def _too_small(self, request: SamplingRequest) -> EngineError:
         needed = self.slab.layout.pad(len(request.sequence)) * self.token_bytes
         return EngineError(
             f"a sequence of {len(request.sequence)} tokens needs {needed} bytes of cache, the budget is "
@@ -384,10 +385,10 @@ class Sampler:
 
     # -- steps -----------------------------------------------------------------------------------------
 
-    def _compose(self, ended: list[Request]) -> list[tuple[Request, int]]:
-        """How many pending tokens of each active request go into this step."""
+    def _compose(self, ended: list[SamplingRequest]) -> list[tuple[SamplingRequest, int]]:
+        """Choose how many pending tokens of each active request go into this step."""
         while True:
-            pieces: list[tuple[Request, int]] = []
+            pieces: list[tuple[SamplingRequest, int]] = []
             room = self.prefill_chunk
             longest = 0
             for request in self.active:
@@ -404,7 +405,7 @@ class Sampler:
                 return pieces
             if self._reserve(0, longest):
                 return pieces
-            # The youngest steps back and starts over when there is room again.
+            # The youngest request gives up its slot and starts again when there is room.
             youngest = self.active.pop()
             assert youngest.cache is not None
             self._release(youngest.cache)
@@ -422,28 +423,28 @@ class Sampler:
     ) -> torch.Tensor:
         self.computed_tokens += len(tokens)
         self._try_decoder()
-        with self.wiring.using(StepPlan(slab, pieces)):
-            return self.wiring.hidden(
+        with self.adapted.using(StepPlan(slab, pieces)):
+            return self.adapted.hidden(
                 torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
             )
 
     def _try_decoder(self) -> None:
-        """Let the model find out whether its layers may go all at once, by tokens that are always the same:
-        a run that goes on decides as it did before."""
-        fused, kernels = self.wiring.fused, self.slab.kernels
+        """Test the fused model's decoder once, on fixed tokens, so that a resumed run decides the same."""
+        fast, kernels = self.adapted.fast, self.slab.kernels
+        fused = None if fast is None else fast.fused
         if fused is None or kernels is None or fused.is_decoded is not None:
             return
-        slab = Slab(self.wiring.shapes, 2, 8, self.device, kernels)
+        slab = Slab(self.adapted.shapes, 2, 8, self.device, kernels)
         plan = StepPlan(slab, [Piece(0, 0, 5, None), Piece(1, 0, 1, None)])
-        assert plan.few is not None
-        tokens = torch.arange(6) % self.wiring.vocabulary
-        fused.try_decoder(tokens, torch.tensor([*range(5), 0]), plan, plan.few)
+        assert plan.decode_batch is not None
+        tokens = torch.arange(6) % self.adapted.vocabulary
+        fused.try_decoder(tokens, torch.tensor([*range(5), 0]), plan, plan.decode_batch)
 
-    def _advance(self, pieces: Sequence[tuple[Request, int]]) -> list[Request]:
+    def _advance(self, pieces: Sequence[tuple[SamplingRequest, int]]) -> list[SamplingRequest]:
         tokens: list[int] = []
         positions: list[int] = []
         laid: list[Piece] = []
-        drawing: list[Request] = []
+        drawing: list[SamplingRequest] = []
         ends: list[int] = []
         for request, count in pieces:
             cached = request.cache
@@ -467,21 +468,21 @@ class Sampler:
             hidden = hidden[torch.tensor(ends, device=self.device)]
         return self._draw(hidden, drawing)
 
-    def _draw(self, hidden: torch.Tensor, drawing: Sequence[Request]) -> list[Request]:
+    def _draw(self, hidden: torch.Tensor, drawing: Sequence[SamplingRequest]) -> list[SamplingRequest]:
         device = self.device
         noise = uniform_noise(
             torch.tensor([request.seed for request in drawing], device=device),
             torch.tensor([len(request.sequence) for request in drawing], device=device),
         )
         drawn, logprobs = draw_tokens(
-            self.wiring.logits(hidden),
+            self.adapted.logits(hidden),
             torch.tensor([request.params.temperature for request in drawing], device=device),
             torch.tensor([request.params.top_p for request in drawing], device=device),
             noise,
         )
         if not bool(torch.isfinite(logprobs).all()):
             raise EngineError("the model gives logits that are not finite: its weights have diverged")
-        ended: list[Request] = []
+        ended: list[SamplingRequest] = []
         for request, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
             request.sequence.append(token)
             request.logprobs.append(logprob)
@@ -497,14 +498,14 @@ class Sampler:
                 ended.append(request)
         return ended
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: SamplingRequest) -> None:
         cached, request.cache = request.cache, None
         if request in self.active:
             self.active.remove(request)
         if cached is None:
             return
         cached.request = None
-        # A session ended while its request was running is no longer known by name.
+        # A session that ended while its request was running is no longer in `sessions`.
         known = request.session is not None and self.sessions.get(request.session) is cached
         if not (known and self.keep_sessions):
             self._release(cached)

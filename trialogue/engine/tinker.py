@@ -148,15 +148,15 @@ class TinkerEngine:
             row, places = rows[number], masked[number]
             scale = len(kept) * len(places) if self.reduction == "sequence_mean" else 1
             weights, advantages = [0.0] * len(row.tokens), [0.0] * len(row.tokens)
-            for place, pull in zip(places, gradient[number], strict=True):
-                weights[place], advantages[place] = 1.0, -pull * scale
+            for place, slope in zip(places, gradient[number], strict=True):
+                weights[place], advantages[place] = 1.0, -slope * scale
             data.append(self._to_datum(row, weights[1:], everything[number][1:], advantages[1:]))
         if data:
             output = await (
                 await self.trainer.forward_backward_async(data, "importance_sampling")
             ).result_async()
             self._pending += len(data)
-            compare(output, [everything[number][1:] for number in kept])
+            check_logprobs(output, [everything[number][1:] for number in kept])
         return Outputs(now, metrics)
 
     def _to_datum(
@@ -250,11 +250,11 @@ def differentiate(
     value.backward()
     assert new.grad is not None
     numbers = {name: float(found) for name, found in metrics.items()}
-    pulls = [part.tolist() for part in new.grad.split([len(places) for places in masked])]
-    return pulls, {"loss": float(value.detach()), **numbers}
+    gradients = [part.tolist() for part in new.grad.split([len(places) for places in masked])]
+    return gradients, {"loss": float(value.detach()), **numbers}
 
 
-def compare(output: Any, expected: Sequence[Sequence[float]]) -> None:
+def check_logprobs(output: Any, expected: Sequence[Sequence[float]]) -> None:
     """The update must have seen the very log-probabilities its gradient was worked out from."""
     for item, known in zip(output.loss_fn_outputs, expected, strict=True):
         found = list(item["logprobs"].data)[: len(known)]

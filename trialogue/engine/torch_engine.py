@@ -1,10 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
-"""The embedded engine: any transformers causal model in this process, sampled from and updated in place.
+"""The embedded engine: a transformers causal model in this process, on one device, sampled and updated in
+place.
 
-All computing happens on one worker thread, so the event loop stays free and nothing runs at the same time
-as anything else. While requests are open, a driver task takes the sampler step by step; requests that
-arrive meanwhile join at the next step.
+All computation runs on one worker thread, so the event loop stays free and operations do not overlap. While
+requests are open, a task drives the sampler step by step; new requests join at the next step.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from trialogue.engine.api import (
     Row,
     SamplingParams,
 )
-from trialogue.engine.attention import SUPPORTED, Wiring, refuse_unsupported
+from trialogue.engine.attention import SUPPORTED, ModelAdapter, refuse_unsupported
 from trialogue.engine.cores import describe_threads
 from trialogue.engine.model_folder import check_adapter, find_base, load_weights
-from trialogue.engine.sampler import Request, Sampler
+from trialogue.engine.sampler import BatchSampler, SamplingRequest
 from trialogue.engine.state import load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
@@ -48,17 +48,17 @@ from trialogue.reading import reading
 
 Result = TypeVar("Result")
 
-# Turns of the event loop between steps: conversations that just got a reply can ask again before the next
-# step is composed, so that batches, and with them results, do not depend on timing.
 TURNS_BETWEEN_STEPS = 8
+"""Iterations of the event loop between steps. Conversations that just got a reply can ask again before the
+next step, so batches, and with them results, do not depend on timing."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
-NEVER = -1
+NEVER_TRIM = -1
 
 
 class TorchEngine:
-    """Give it a save_pretrained folder or hub name, a function that makes a model, or a model at hand. The
-    engine takes the model over: it can no longer be called by itself."""
+    """Made from a save_pretrained folder or hub name, a model, or a function that makes one. The engine takes
+    over the model: it can no longer be called directly."""
 
     def __init__(
         self, source: str | Path | Callable[[], PreTrainedModel], settings: EngineSettings | None = None
@@ -72,8 +72,8 @@ class TorchEngine:
         self._requests = 0
         self._unpublished = False
         self._driver: asyncio.Task[None] | None = None
-        self._open: dict[Request, asyncio.Future[Completion]] = {}
-        self._arrived: list[Request] = []
+        self._open: dict[SamplingRequest, asyncio.Future[Completion]] = {}
+        self._arrived: list[SamplingRequest] = []
         self._over: list[str] = []
 
     def _build(self, source: str | Path | Callable[[], PreTrainedModel]) -> None:
@@ -84,22 +84,22 @@ class TorchEngine:
             model, adapter = load_model(source, settings)
         else:
             model, adapter = source if isinstance(source, PreTrainedModel) else source(), None
-        cast(nn.Module, model).to(self.device).eval()  # no dropout: ratios compare like with like
+        cast(nn.Module, model).to(self.device).eval()  # no dropout: it would change importance ratios
         if settings.lora is not None and adapter is None:
             adapter = add_adapter(model, settings.lora)
         self.model, self.adapter = model, adapter
-        self.wiring = wire(model)
-        self.wiring.vocabulary = min(self.wiring.vocabulary, settings.vocabulary or self.wiring.vocabulary)
-        if is_rounded(settings.precision, self.device):
-            self.wiring.round()
+        self.adapted = adapt(model)
+        self.adapted.vocabulary = min(self.adapted.vocabulary, settings.vocabulary or self.adapted.vocabulary)
+        if is_bfloat16(settings.precision, self.device):
+            self.adapted.round()
         self.update = Update(
-            self.wiring,
+            self.adapted,
             self.device,
             max_tokens=settings.max_tokens_per_micro_batch,
             checkpointing=settings.gradient_checkpointing,
         )
-        self.sampler = Sampler(
-            self.wiring,
+        self.sampler = BatchSampler(
+            self.adapted,
             self.device,
             cache_bytes=settings.cache_bytes,
             prefill_chunk=settings.prefill_chunk,
@@ -112,7 +112,7 @@ class TorchEngine:
             custom_losses=True,
             prompt_logprobs=True,
             max_length=getattr(config, "max_position_embeddings", 1 << 30),
-            vocabulary=self.wiring.vocabulary,
+            vocabulary=self.adapted.vocabulary,
         )
 
     @classmethod
@@ -134,7 +134,7 @@ class TorchEngine:
     ) -> list[Completion]:
         self._check(prompts, params, session)
         loop = asyncio.get_running_loop()
-        opened: dict[Request, asyncio.Future[Completion]] = {}
+        opened: dict[SamplingRequest, asyncio.Future[Completion]] = {}
         for number, prompt in enumerate(prompts):
             self._requests += 1
             seed = (
@@ -144,7 +144,7 @@ class TorchEngine:
             )
             room = self.capabilities.max_length - len(prompt)
             limited = params if params.max_tokens <= room else replace(params, max_tokens=room)
-            opened[Request(list(prompt), limited, session, seed % (1 << 63))] = loop.create_future()
+            opened[SamplingRequest(list(prompt), limited, session, seed % (1 << 63))] = loop.create_future()
         self._open |= opened
         self._arrived += opened
         self._wake()
@@ -152,7 +152,7 @@ class TorchEngine:
             return [await future for future in opened.values()]
         finally:
             for request in opened:
-                request.cancelled = True  # of no effect on one that has ended
+                request.cancelled = True  # has no effect on one that has ended
                 self._open.pop(request, None)
 
     async def end_session(self, session: str) -> None:
@@ -188,7 +188,7 @@ class TorchEngine:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step after step while requests are open."""
+        """Run steps while requests are open."""
         while True:
             for _ in range(TURNS_BETWEEN_STEPS):
                 await asyncio.sleep(0)
@@ -198,7 +198,7 @@ class TorchEngine:
             self._arrived, self._over = [], []
             try:
                 ended = await self._run(self._step, arrived, over)
-            except Exception as error:  # noqa: BLE001 - whatever it is, everybody who waits must hear of it
+            except Exception as error:  # noqa: BLE001 - every waiting request must get the error
                 ended = [request for request in self._open if request not in self._arrived]
                 for request in ended:
                     request.error = EngineError(f"sampling failed: {error!r}")
@@ -211,7 +211,7 @@ class TorchEngine:
                 else:
                     future.set_exception(request.error or EngineError("the request ended without a result"))
 
-    def _step(self, arrived: Sequence[Request], over: Sequence[str]) -> list[Request]:
+    def _step(self, arrived: Sequence[SamplingRequest], over: Sequence[str]) -> list[SamplingRequest]:
         for session in over:
             self.sampler.end_session(session)
         for request in arrived:
@@ -220,7 +220,7 @@ class TorchEngine:
             ACTIVITY.tokens += len(self._open)
             return self.sampler.step()
         except BaseException:
-            self.sampler.reset()  # requests and caches may be half done
+            self.sampler.reset()  # requests and caches may be incomplete
             raise
 
     async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -243,9 +243,9 @@ class TorchEngine:
         return metrics
 
     async def publish(self) -> int:
-        """Sampler and update share their weights: caches go, the version counts up, nothing is copied.
-        Weights that did not change keep their version, but caches go all the same: whatever was sampled
-        before, what comes next is computed as it would be after `load_state`, to the last bit."""
+        """Drop the caches and count up the version; sampler and update share the weights, so nothing is
+        copied. Unchanged weights keep their version, but the caches are dropped, too: then the next replies
+        are bit-identical to those after `load_state`."""
         self._refuse_while_sampling("publish")
         await self._run(self.sampler.drop_caches)
         self.sampler.weight_version += self._unpublished
@@ -275,7 +275,7 @@ class TorchEngine:
         await self._run(self.model.save_pretrained, path)
 
     async def scale_matrices(self, factor: float) -> None:
-        """Multiply every matrix, embeddings too; by a power of two it can be undone to the bit."""
+        """Multiply every matrix, including embeddings. With a power of two this can be undone exactly."""
         self._refuse_while_sampling("scale_matrices")
         await self._run(self._scale, factor)
         await self._run(self.sampler.drop_caches)
@@ -298,17 +298,17 @@ class TorchEngine:
 
 @cache
 def find_worker() -> concurrent.futures.ThreadPoolExecutor:
-    """The one thread that computes, for all engines of the process and even for loading: OpenMP keeps a pool
-    for every thread that ever computed, and two pools on the same cores halve the speed of small steps."""
+    """The one thread that computes, for all engines of the process and for loading. OpenMP keeps a pool for
+    every thread that ever computed, and two pools on the same cores halve the speed of small steps."""
     return concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="engine")
 
 
-def is_rounded(precision: Precision, device: torch.device) -> bool:
-    """Whether products are computed in bfloat16: on a CPU only if that is asked for, as most are a hundred
+def is_bfloat16(precision: Precision, device: torch.device) -> bool:
+    """Whether matmuls are computed in bfloat16. On a CPU only on request, because most CPUs are a hundred
     times slower with it."""
     if precision == "bfloat16" and device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
         raise EngineError(
-            "on a CPU bfloat16 needs a processor with AVX512_BF16, which this one is not: set "
+            "on a CPU bfloat16 needs a processor with AVX512_BF16, which this one lacks: set "
             "learner.precision=float32"
         )
     return precision == "bfloat16" or (precision == "auto" and device.type != "cpu")
@@ -321,8 +321,8 @@ def find_device(name: str) -> torch.device:
 
 
 def load_model(path: str | Path, settings: EngineSettings) -> tuple[PreTrainedModel, Any]:
-    """A model and, when the folder holds one, the adapter on it. Weights that are trained stay in float32;
-    frozen ones under adapters on a GPU need only half."""
+    """Load a model and, if the folder has one, its LoRA adapter. Trained weights are in float32; frozen
+    weights under an adapter are in bfloat16 on a GPU."""
     adapter_config = Path(path) / "adapter_config.json"
     adapted = adapter_config.is_file()
     frozen = (adapted or settings.lora is not None) and find_device(settings.device).type != "cpu"
@@ -338,7 +338,7 @@ def load_model(path: str | Path, settings: EngineSettings) -> tuple[PreTrainedMo
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
-    """Put low-rank adapters into the model itself; the peft model returned is needed to save them."""
+    """Add LoRA adapters to the model in place; returns the peft model, which is needed to save them."""
     from peft import LoraConfig, get_peft_model
 
     targets = (
@@ -358,22 +358,22 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> Any:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let the C library keep what it frees for the next large tensor. Otherwise every one of them is made of
-    fresh pages, each cleared by the system when first touched: a tenth of an update. Only glibc does so, and
-    only its first heap can hold large blocks, so threads that begin from now on share that one. Older ones
-    (before 2.34 or so) refuse such a limit and are left as they are."""
+    """Let the C library reuse freed memory for large tensors. Otherwise each gets new pages, which the system
+    clears on first use: a tenth of the time of an update. Only glibc has these options, and only its first
+    heap can hold large blocks, so threads started from now on share that heap. Versions before about 2.34
+    refuse the limit and are left unchanged."""
     if platform.libc_ver()[0] != "glibc":
         return False
     set_option = ctypes.CDLL(None).mallopt
     if not set_option(M_MMAP_THRESHOLD, 1 << 30):
         return False
-    return bool(set_option(M_TRIM_THRESHOLD, NEVER) and set_option(M_ARENA_MAX, 1))
+    return bool(set_option(M_TRIM_THRESHOLD, NEVER_TRIM) and set_option(M_ARENA_MAX, 1))
 
 
 @torch.no_grad()
-def wire(model: PreTrainedModel) -> Wiring:
-    """Hook the model up, and make sure that it says the same as before: whatever an architecture does that a
-    plan does not know of would show here."""
+def adapt(model: PreTrainedModel) -> ModelAdapter:
+    """Put the adapter around the model, and check that its logits stay the same: this finds attention that a
+    plan cannot reproduce."""
     refuse_unsupported(model)
     embeddings = cast(Tensor, model.get_input_embeddings().weight)
     vocabulary, device = embeddings.shape[0], embeddings.device
@@ -381,14 +381,14 @@ def wire(model: PreTrainedModel) -> Wiring:
     first, second = (torch.randint(vocabulary, (length,), generator=generator).tolist() for length in (12, 7))
     rows = [first, first[:5] + second]
     expected = [model(torch.tensor([row], device=device), use_cache=False).logits[0] for row in rows]
-    wiring = Wiring(model)
-    plan = TreePlan(grow_tree(rows, shortest=4), device)
-    with wiring.using(plan):
-        hidden = wiring.hidden(
+    adapted = ModelAdapter(model)
+    plan = TreePlan(grow_tree(rows, shortest=4), device, adapted.fast)
+    with adapted.using(plan):
+        hidden = adapted.hidden(
             torch.tensor(plan.tree.tokens, device=device), torch.tensor(plan.tree.positions, device=device)
         )
     for path, wanted in zip(plan.tree.paths, expected, strict=True):
-        found: Tensor = wiring.logits(torch.cat([hidden[start:stop] for start, stop in path]))
+        found: Tensor = adapted.logits(torch.cat([hidden[start:stop] for start, stop in path]))
         tolerance = (1e-3 if model.dtype == torch.float32 else 5e-2) * float(wanted.abs().max().clamp(min=1))
         difference = float((found - wanted).abs().max())
         if not difference <= tolerance:
@@ -396,4 +396,4 @@ def wire(model: PreTrainedModel) -> Wiring:
                 f"{type(model).__name__} gives logits that differ by {difference:.2g} when its tokens are "
                 f"packed. {SUPPORTED}"
             )
-    return wiring
+    return adapted

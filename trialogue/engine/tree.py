@@ -2,9 +2,9 @@
 # pyright: reportUnknownParameterType=false, reportIncompatibleMethodOverride=false
 """Rows that share prefixes as one packed tree, and attention along its paths with exact gradients.
 
-Nodes are packed depth first, so everything below a node is one contiguous range. Attention then splits
-into causal blocks (a node on itself) and full blocks (everything below a node on that node), merged by
-their log-sums; in the backward pass each block uses the merged result, as in ring attention.
+Nodes are packed depth first, so the descendants of a node are one contiguous range. Attention splits into
+causal blocks (a node to itself) and full blocks (all descendants to a node), merged by their log-sums. In the
+backward pass each block uses the merged result, as in ring attention.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trialogue.engine.attention import merge_parts
-from trialogue.engine.cpu.kernels import Few
-from trialogue.engine.cpu.tree_kernels import Paths, attend_paths, backpropagate_paths, find_tree_kernels
 from trialogue.engine.prefixes import common_length
 
-Span = tuple[int, int, int, list[int]]  # rows first … last-1 continue at a depth, below a path of nodes
+if TYPE_CHECKING:
+    from trialogue.engine.cpu.fast_path import FastPath
+    from trialogue.engine.cpu.kernels import DecodeBatch
+    from trialogue.engine.cpu.tree_kernels import Paths
+
+Span = tuple[int, int, int, list[int]]  # rows [first, last) continue at a depth, below a path of nodes
 
 
 @dataclass(slots=True)
 class Node:
     start: int  # packed range of its own tokens
     stop: int
-    below: int  # end of the packed range of everything under it, which begins at `stop`
-    above: list[int]  # nodes on the way to it
+    below: int  # end of the packed range of its descendants, which begins at `stop`
+    above: list[int]  # its ancestors, from the root on
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class Tree:
 
 
 def grow_tree(rows: Sequence[list[int]], shortest: int = 16) -> Tree:
-    """Lay rows out as a tree. Prefixes of fewer than `shortest` tokens are not worth a node."""
+    """Pack rows as a tree. Shared prefixes of fewer than `shortest` tokens get no node."""
     order = sorted(range(len(rows)), key=lambda index: rows[index])
     ordered = [rows[index] for index in order]
     heights = [common_length(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
@@ -84,7 +87,7 @@ def grow_tree(rows: Sequence[list[int]], shortest: int = 16) -> Tree:
 
 @dataclass(slots=True)
 class CausalBlock:
-    """Nodes of about equal length, padded at the end to one batch; padding comes after every real token, so a
+    """Nodes of similar length, padded at the end to one batch. The padding comes after all tokens, so a
     causal block needs no mask."""
 
     rows: int
@@ -95,12 +98,12 @@ class CausalBlock:
 
 
 class TreePlan:
-    """A `Plan` under which each packed token looks back along its path in the tree."""
+    """An `AttentionPlan` in which each packed token attends along its path in the tree."""
 
-    few: Few | None = None
+    decode_batch: DecodeBatch | None = None
 
-    def __init__(self, tree: Tree, device: torch.device) -> None:
-        self.tree, self.device = tree, device
+    def __init__(self, tree: Tree, device: torch.device, fast: FastPath | None = None) -> None:
+        self.tree, self.device, self.fast = tree, device, fast
         self.inner = [node for node in tree.nodes if node.below > node.stop]
 
     @cached_property
@@ -120,13 +123,15 @@ class TreePlan:
 
     @cached_property
     def paths(self) -> Paths:
+        """The tree as the kernels of the fast path read it."""
+        assert self.fast is not None
         nodes = self.tree.nodes
-        return Paths.make([(node.start, node.stop) for node in nodes], [node.above for node in nodes])
+        return self.fast.to_paths([(node.start, node.stop) for node in nodes], [node.above for node in nodes])
 
     @cached_property
     def previous(self) -> Tensor:
-        """Packed index of the token before each token; the index past the end, its own predecessor, stands
-        for nothing."""
+        """Packed index of the token before each token. The index past the end means none; it is its own
+        predecessor."""
         end = len(self.tree.tokens)
         return torch.tensor(
             [end if index < 0 else index for index in self.tree.previous] + [end], device=self.device
@@ -164,12 +169,14 @@ class TreeAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scaling: float
     ) -> Tensor:
-        # Token first: gathering a node's tokens copies whole lines, and the result is already [N, H, D].
+        # Token first: then a node's tokens are contiguous, and the result is already [N, H, D].
         query, key, value = (tensor.transpose(0, 1).contiguous() for tensor in (query, key, value))
-        ctx.plan, ctx.scaling, ctx.kernels = plan, scaling, find_tree_kernels(query, key, value)
-        if ctx.kernels is not None:
+        fast = plan.fast
+        kernels = None if fast is None else fast.find_tree_kernels(query, key, value)
+        ctx.plan, ctx.scaling, ctx.kernels = plan, scaling, kernels
+        if fast is not None and kernels is not None:
             given = (query.float(), key.float(), value.float())
-            output, sums = attend_paths(ctx.kernels, *given, plan.paths, scaling)
+            output, sums = fast.attend_paths(kernels, *given, plan.paths, scaling)
             output = output.to(value.dtype)
             ctx.save_for_backward(query, key, value, output, sums)
             return output
@@ -200,13 +207,13 @@ class TreeAttention(torch.autograd.Function):
         if ctx.kernels is not None:
             inputs = [tensor.float() for tensor in (query, key, value)]
             results = [tensor.float() for tensor in (output, sums, grad)]
-            found = backpropagate_paths(ctx.kernels, inputs, results, plan.paths, scaling)
+            found = plan.fast.backpropagate_paths(ctx.kernels, inputs, results, plan.paths, scaling)
             return *(total.transpose(0, 1).to(value.dtype) for total in found), None, None
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for block in plan.blocks:
             batch = [_batched(tensor, block) for tensor in (grad, query, key, value, output, sums)]
             if block.real is not None:
-                # Padding repeats a real token as query and key; without gradient and weight it adds nothing.
+                # Padding repeats a token as query and key. With gradient 0 and weight 0 it adds nothing.
                 absent = torch.ones(block.rows * block.count, dtype=torch.bool, device=grad.device)
                 absent = absent.index_fill_(0, block.real, False).view(block.rows, 1, block.count)
                 batch[0] = batch[0].masked_fill(absent[..., None], 0)
@@ -281,7 +288,7 @@ def backpropagate_block(
 
 
 def _scores(query: Tensor, key: Tensor, scaling: float, causal: bool) -> Tensor:
-    """[B, KV, G, Q, T] in float32, -inf where a query may not look."""
+    """[B, KV, G, Q, T] in float32, -inf where a query may not attend."""
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = torch.matmul(grouped, key.transpose(2, 3)[:, :, None]).float() * scaling
     if causal:
@@ -293,7 +300,7 @@ def _scores(query: Tensor, key: Tensor, scaling: float, causal: bool) -> Tensor:
 def attend_block_plainly(
     query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same by matrix products, for devices without a kernel that returns and takes log-sums."""
+    """`attend_block` by matmuls, for devices without a kernel that returns log-sums."""
     scores = _scores(query, key, scaling, causal)
     sums = scores.logsumexp(-1)
     weights = (scores - sums[..., None]).exp().to(value.dtype)
@@ -315,9 +322,9 @@ def backpropagate_block_plainly(
     grouped_grad, grouped_query = grad.unflatten(1, (heads, -1)), query.unflatten(1, (heads, -1))
     weights = (_scores(query, key, scaling, causal) - sums.unflatten(1, (heads, -1))[..., None]).exp()
     mean = (grad.float() * output.float()).sum(-1).unflatten(1, (heads, -1))
-    pull = torch.matmul(grouped_grad, value.transpose(2, 3)[:, :, None]).float()
-    pull = (weights * (pull - mean[..., None]) * scaling).to(query.dtype)
-    grad_query = torch.matmul(pull, key[:, :, None]).flatten(1, 2)
-    grad_key = torch.matmul(pull.transpose(3, 4), grouped_query).sum(2)
+    grad_scores = torch.matmul(grouped_grad, value.transpose(2, 3)[:, :, None]).float()
+    grad_scores = (weights * (grad_scores - mean[..., None]) * scaling).to(query.dtype)
+    grad_query = torch.matmul(grad_scores, key[:, :, None]).flatten(1, 2)
+    grad_key = torch.matmul(grad_scores.transpose(3, 4), grouped_query).sum(2)
     grad_value = torch.matmul(weights.to(grad.dtype).transpose(3, 4), grouped_grad).sum(2)
     return grad_query, grad_key, grad_value

@@ -2,8 +2,8 @@
 # pyright: reportUnknownParameterType=false
 """Log-probabilities and gradients of rows, packed without padding and with shared prefixes computed once.
 
-Rows are split into micro-batches by a budget of tree tokens; within one the hidden states of the whole
-tree are computed together, and logits only where they are needed, a bounded chunk at a time.
+Rows are split into micro-batches by a budget of tree tokens. The hidden states of a micro-batch's tree are
+computed together; logits are computed only for the tokens that need them, in chunks.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenBatch, find_conversations
-from trialogue.engine.attention import Wiring
-from trialogue.engine.cpu.logits import LOGITS_AT_ONCE, TokenLogprobs
+from trialogue.engine.attention import ModelAdapter
+from trialogue.engine.logprobs import LOGITS_AT_ONCE, TokenLogprobs, TorchLogits
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
 
-def split_rows(rows: Sequence[list[int]], budget: int) -> list[list[int]]:
-    """Indices of rows in micro-batches of at most `budget` tree tokens, rows that share prefixes together."""
+def split_micro_batches(rows: Sequence[list[int]], budget: int) -> list[list[int]]:
+    """Indices of rows in micro-batches of at most `budget` tree tokens; rows that share prefixes stay
+    together."""
     batches: list[list[int]] = []
     room = 0
     last: list[int] = []
@@ -42,7 +43,7 @@ def split_rows(rows: Sequence[list[int]], budget: int) -> list[list[int]]:
 
 
 def check_tokens(rows: Sequence[Row], vocabulary: int) -> None:
-    """A kernel would read beside its logits."""
+    """Reject ids outside the vocabulary: the C kernel would read out of bounds."""
     for number, row in enumerate(rows):
         if row.tokens and not 0 <= min(row.tokens) <= max(row.tokens) < vocabulary:
             name = row.id or f"number {number}"
@@ -69,8 +70,8 @@ def check_rows(rows: Sequence[Row]) -> None:
 def gather_tokens(
     rows: Sequence[Row], masked: Sequence[Sequence[int]], entropy: Tensor, batch: Sequence[int] | None = None
 ) -> TokenBatch:
-    """What a loss is told of the masked tokens of a micro-batch: of all rows, or of those at the indices
-    `batch`. Totals are of all rows."""
+    """The masked tokens of the rows at the indices `batch` (default: all), as a loss gets them. Totals are
+    over all rows."""
     places = range(len(rows)) if batch is None else batch
     here = [rows[index] for index in places]
     wanted = [masked[index] for index in places]
@@ -116,17 +117,18 @@ class Update:
 
     def __init__(
         self,
-        wiring: Wiring,
+        adapted: ModelAdapter,
         device: torch.device,
         *,
         max_tokens: int,
         checkpointing: bool = False,
     ) -> None:
-        self.wiring, self.device, self.max_tokens = wiring, device, max_tokens
-        wiring.learns_fused &= not checkpointing  # transformers recomputes its own layers
-        self.recomputed = find_recomputed_layers(wiring.model) if checkpointing else []
+        self.adapted, self.device, self.max_tokens = adapted, device, max_tokens
+        if checkpointing and adapted.fast is not None:
+            adapted.fast.learns_fused = False  # transformers can recompute only its own layers
+        self.recomputed = find_recomputed_layers(adapted.model) if checkpointing else []
         self.parameters = {
-            name: value for name, value in wiring.model.named_parameters() if value.requires_grad
+            name: value for name, value in adapted.model.named_parameters() if value.requires_grad
         }
         decayed = [value for value in self.parameters.values() if value.ndim >= 2]
         plain = [value for value in self.parameters.values() if value.ndim < 2]
@@ -142,11 +144,14 @@ class Update:
         self.skipped = 0
         self.computed_tokens = 0
 
+    def _plan(self, sequences: Sequence[list[int]]) -> TreePlan:
+        return TreePlan(grow_tree(sequences), self.device, self.adapted.fast)
+
     def _score(
         self, plan: TreePlan, wanted: Sequence[Sequence[int]], temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and for
-        each wanted position, row after row, which of them it is."""
+        """Log-probabilities and entropies of the distinct tokens at the wanted positions of all rows, and the
+        index of each wanted position's token among them, row by row."""
         tree = plan.tree
         self.computed_tokens += len(tree.tokens)
         packed: list[Tensor] = []
@@ -156,28 +161,29 @@ class Update:
         needed, places = torch.cat(packed).unique(return_inverse=True)
         needed, places = needed.to(self.device), places.to(self.device)
         tokens = torch.tensor(tree.tokens, device=self.device)
-        hidden = self.wiring.hidden(tokens, torch.tensor(tree.positions, device=self.device))
+        hidden = self.adapted.hidden(tokens, torch.tensor(tree.positions, device=self.device))
         before = plan.previous[needed]
-        weight, bias = self.wiring.output()
+        weight, bias = self.adapted.output()
         logprobs, entropy = TokenLogprobs.apply(
-            hidden.index_select(0, before).to(self.wiring.numbers),
+            hidden.index_select(0, before).to(self.adapted.dtype),
             weight,
             bias,
             tokens[needed],
             temperature,
             max(1, LOGITS_AT_ONCE // weight.shape[0]),
             torch.is_grad_enabled(),
+            TorchLogits() if self.adapted.fast is None else self.adapted.fast.logits,
         )
         return logprobs, entropy, places
 
     def forward(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
-        check_tokens(rows, self.wiring.vocabulary)
+        check_tokens(rows, self.adapted.vocabulary)
         results: list[list[float]] = [[0.0] * len(row.tokens) for row in rows]
         sequences = [row.tokens if len(row.tokens) > 1 else [] for row in rows]
         for batch in self._batches(sequences):
-            plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
+            plan = self._plan([sequences[index] for index in batch])
             wanted = [range(1, len(sequences[index])) for index in batch]
-            with torch.no_grad(), self.wiring.using(plan):
+            with torch.no_grad(), self.adapted.using(plan):
                 logprobs, _, places = self._score(plan, wanted, temperature)
             found = logprobs[places].split([len(positions) for positions in wanted])
             for index, values in zip(batch, found, strict=True):
@@ -187,23 +193,23 @@ class Update:
     def _batches(self, sequences: Sequence[list[int]]) -> list[list[int]]:
         """Micro-batches: indices of the sequences that have something to compute."""
         filled = [index for index, sequence in enumerate(sequences) if sequence]
-        batches = split_rows([sequences[index] for index in filled], self.max_tokens)
+        batches = split_micro_batches([sequences[index] for index in filled], self.max_tokens)
         return [[filled[place] for place in batch] for batch in batches]
 
     def forward_backward(self, rows: Sequence[Row], loss: LossFunction, temperature: float) -> Outputs:
         check_rows(rows)
-        check_tokens(rows, self.wiring.vocabulary)
+        check_tokens(rows, self.adapted.vocabulary)
         masked = [[position for position, mask in enumerate(row.mask) if mask] for row in rows]
-        # Nothing after the last trained token of a row has a gradient.
+        # Tokens after the last trained one of a row have no gradient.
         sequences = [
             row.tokens[: places[-1] + 1] if places else [] for row, places in zip(rows, masked, strict=True)
         ]
         results: list[list[float]] = [[] for _ in rows]
         metrics: dict[str, float] = {}
         for batch in self._batches(sequences):
-            plan = TreePlan(grow_tree([sequences[index] for index in batch]), self.device)
+            plan = self._plan([sequences[index] for index in batch])
             wanted = [masked[index] for index in batch]
-            with self.wiring.using(plan), self._recomputing():
+            with self.adapted.using(plan), self._recomputing():
                 logprobs, entropy, places = self._score(plan, wanted, temperature)
                 new = logprobs.index_select(0, places)
                 value, found = loss(new, gather_tokens(rows, masked, entropy[places], batch))
@@ -215,7 +221,8 @@ class Update:
 
     @contextmanager
     def _recomputing(self) -> Generator[None]:
-        """transformers recomputes only layers in training mode; their parts stay in evaluation mode."""
+        """Put layers into training mode, because transformers recomputes only such; their parts stay in
+        evaluation mode."""
         for layer in self.recomputed:
             layer.training = True
         try:
@@ -241,8 +248,8 @@ class Update:
             weights = nn.utils.get_total_norm([value.detach() for value in self.parameters.values()])
             if not isfinite(float(weights)):
                 raise EngineError(
-                    "the weights are no finite numbers after this step: go on from the last checkpoint "
-                    "with a lower learning rate"
+                    "the weights are not finite after this step: resume from the last checkpoint with a "
+                    "lower learning rate"
                 )
         else:
             self.skipped += 1

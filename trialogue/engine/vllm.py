@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Weights trained in this process, sampled by a vLLM server: faster speech where there is a GPU for it.
+"""Weights trained in this process and sampled by a vLLM server, which is faster on a GPU.
 
-Publishing writes the weights to a folder both see, has the server read them, and then lets both score the
-same tokens. Steps of learning are small, and a server that keeps old weights would pass for a while; so the
-first time it is sent halved ones, and is found out before it speaks a word.
+`publish` writes the weights to a folder that both can read, makes the server load them, and compares scores
+of the same tokens. Optimizer steps are small, so a server that kept old weights could pass that comparison.
+Therefore it first gets halved weights, whose scores differ clearly.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from trialogue.errors import EngineError, TrialogueError
 from trialogue.reading import reading
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""How far log-probabilities of the same tokens may lie apart, by what is computed in on both sides."""
+"""Largest difference between log-probabilities of the same tokens, by the dtype of both sides."""
 PROBE = 24
 """Tokens that both sides score after each update."""
 SECONDS = 600.0
-"""How long one request may take."""
+"""Time limit of one request."""
 ANSWER_BYTES = 64_000_000
-"""Longest answer: a long reply's ids and log-probabilities, and the prompt's ids with it."""
+"""Longest answer: ids and log-probabilities of a long reply, and the ids of its prompt."""
 WAITS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before each further try, where nobody answered or the server was busy."""
+"""Seconds before each retry, when the server did not answer or was busy."""
 
 
 class VllmEngine:
     """A `TorchEngine` that trains, and a vLLM server that samples with its weights.
 
-    The server is started with `--logprobs-mode processed_logprobs` and VLLM_SERVER_DEV_MODE=1, from the
-    folder training begins with, in the precision training has: `learner.precision`."""
+    Start the server with `--logprobs-mode processed_logprobs` and VLLM_SERVER_DEV_MODE=1, from the folder
+    that training starts with, in the precision of `learner.precision`."""
 
     def __init__(self, trainer: TorchEngine, url: str, folder: Path) -> None:
         self.trainer, self.folder = trainer, folder.resolve()
-        self.tolerance = TOLERANCE[trainer.wiring.compute or torch.float32]
+        self.tolerance = TOLERANCE[trainer.adapted.autocast_dtype or torch.float32]
         self.url = url.rstrip("/").removesuffix("/v1")
         self.endpoint = Endpoint(self.url, os.environ.get("VLLM_API_KEY", "none"), ANSWER_BYTES)
         self.model: str | None = None
@@ -85,7 +85,7 @@ class VllmEngine:
             seed=None if params.seed is None else params.seed % (1 << 31),
             logprobs=0,
             skip_special_tokens=False,
-            ignore_eos=True,  # what ends a reply is ours to say
+            ignore_eos=True,  # `stop_token_ids` ends a reply
         )
         with reading(f"the vLLM server at {self.url}", EngineError):
             tokens, logprobs = list(answer["token_ids"]), list(answer["logprobs"]["token_logprobs"])
@@ -95,7 +95,7 @@ class VllmEngine:
         return Completion(tokens, logprobs, "stop" if stopped else "length", self.trainer.weight_version)
 
     async def end_session(self, session: str) -> None:
-        """The server's caches look after themselves."""
+        """The server manages its caches itself."""
 
     async def _complete(self, prompt: list[int], **options: Any) -> dict[str, Any]:
         with reading(f"the vLLM server at {self.url}", EngineError):
@@ -133,7 +133,7 @@ class VllmEngine:
     # -- weights ---------------------------------------------------------------------------------------
 
     async def publish(self) -> int:
-        # Conversations that begin together all find old weights on the server: one of them sends new ones.
+        # Conversations that begin together all find old weights on the server; only one sends new ones.
         async with self._publishing:
             version = await self.trainer.publish()
             if self._sent != version:
@@ -144,8 +144,8 @@ class VllmEngine:
             return version
 
     async def _rehearse(self) -> None:
-        """Send halved matrices first: unlike a step of learning, nobody can miss them. All of them, for a
-        server may take those of its layers and keep the one it speaks with."""
+        """Send halved matrices first, whose scores differ more than those of one optimizer step. All
+        matrices, because a server may reload its layers but keep the output matrix."""
         await self.trainer.scale_matrices(0.5)
         try:
             await self._send()
@@ -160,7 +160,7 @@ class VllmEngine:
         await self.check()
 
     async def check(self) -> float:
-        """Score the same tokens here and there; returns how far they lie apart, and refuses too far."""
+        """Score the same tokens on both sides; returns the largest difference, raises if it is too large."""
         vocabulary = self.capabilities.vocabulary
         tokens = [1 + (7 * place * place + 3 * place) % (vocabulary - 1) for place in range(PROBE)]
         [ours] = await self.trainer.forward([Row(tokens, [0] * PROBE, [0.0] * PROBE, [0.0] * PROBE)])

@@ -90,9 +90,9 @@ def to_portable(config: TrainConfig) -> TrainConfig:
 
     model = config.learner.model
     if model in ("tiny", "smollm2"):
-        from trialogue.engine.models import find_folder
+        from trialogue.engine.models import find_model_folder
 
-        model = find_folder(model)
+        model = find_model_folder(model)
     elif Path(model).expanduser().is_dir():
         model = str(find_weights(Path(model).expanduser()).resolve())
     settled = TrainConfig.model_validate(map_places(config.model_dump(mode="json"), resolve))

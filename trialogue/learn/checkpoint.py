@@ -65,11 +65,11 @@ def load_learner(
     Default engine: torch, in this process."""
     from trialogue.engine.api import EngineSettings, LoraSettings
     from trialogue.engine.find import find_engine
-    from trialogue.engine.models import find_folder
+    from trialogue.engine.models import find_model_folder
 
     if not isinstance(learner, LearnerSettings):
         learner = LearnerSettings(model=str(learner))
-    folder = find_folder(learner.model)
+    folder = find_model_folder(learner.model)
     tokenizer, renderer = load_renderer(folder, learner.renderer)
     settings = EngineSettings(
         vocabulary=count_ids(tokenizer),

@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trialogue.config import SftConfig, TrainConfig, load_config
-from trialogue.engine.models import find_folder
+from trialogue.engine.models import find_model_folder
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.learn.collect import choose_tasks
 from trialogue.learn.sft import sft, to_teacher
@@ -181,7 +181,7 @@ def clerk(questions: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> P
 
     lessons = folder / "lessons.jsonl"
     lessons.write_text("".join(item.to_json() + "\n" for item in asyncio.run(hold())), encoding="utf-8")
-    tokenizer, renderer = load_renderer(find_folder("tiny"))
+    tokenizer, renderer = load_renderer(find_model_folder("tiny"))
     blank = make_blank(folder / "blank", renderer, tokenizer)
     settings = {"domain": "shop", "sft.examples": str(lessons), "sft.epochs": 20.0}
     return teach(blank, settings, folder)

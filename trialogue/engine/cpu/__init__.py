@@ -1,1 +1,1 @@
-"""The compiled fast path of the embedded engine on a CPU."""
+"""The compiled fast path on a CPU; the engine reaches it through `fast_path.find_fast_path`."""

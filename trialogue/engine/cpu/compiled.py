@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false
-"""Code in C for this very machine: compiled when first needed, kept in the user's cache, run by threads.
+"""C code compiled for this machine on first use, kept in the user's cache, and run by several threads.
 
-What is in `c/` is called with addresses and sizes alone, so that whoever calls it checks what lies there.
-Where there is no compiler callers do without.
+The functions in `c/` get only addresses and sizes, so their callers check dtypes and shapes. Without a
+compiler callers use torch.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from trialogue.engine.cores import count_free
 
 FLAGS = ("-O3", "-march=native", "-fno-strict-aliasing", "-fwrapv")
 SEAL = hashlib.sha256().digest_size
-"""Bytes at the end of a kept library that tell whether the others are all there."""
+"""Bytes of the checksum at the end of a cached library."""
 WORKERS = 32
-"""Threads beside the one that computes; more than ever meet."""
+"""Threads beside the one that computes: more than any call uses."""
 UNUSED = 30 * 24 * 3600
-"""Seconds after which a library that nobody loaded goes, once another one takes its place."""
+"""Seconds after which an unused library is removed, when a new one of its source is cached."""
 
 
 def compile_source(name: str, *flags: str) -> ctypes.CDLL | None:
-    """One of the files in `c/`, or None where it cannot be compiled. What was compiled before is taken from
-    the cache for as long as sources, compiler and processor stay the same."""
+    """Compile and load a file in `c/`; None where that fails. A cached library is used while sources,
+    compiler and processor are the same."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if os.name != "posix" or not compiler or shutil.which(compiler[0]) is None:
         return None
     source, command = str(Path(__file__).parent / "c" / name), [*compiler, *FLAGS, *flags]
     try:
-        # With all that it includes and all that is defined, which tells what the processor can do.
+        # The preprocessed source with all macros, which name the processor's features, is the cache key.
         whole = run_compiler(*command, "-E", "-dD", source)
         key = hashlib.sha256(" ".join(command).encode() + whole).hexdigest()[:32]
         folder = find_cache_folder()
         library = None if folder is None else folder / "kernels" / f"{Path(name).stem}-{key}.so"
-        if library is not None and is_sound(library):
+        if library is not None and is_trusted_library(library):
             return ctypes.CDLL(str(library))
         with phase(f"compiling {name}"), tempfile.TemporaryDirectory(prefix="trialogue-") as scratch:
             made = Path(scratch) / f"{key}.so"
             run_compiler(*command, "-shared", "-fPIC", "-o", str(made), source, "-lm")
             if library is not None:
-                keep(made.read_bytes(), library)
+                store_library(made.read_bytes(), library)
             return ctypes.CDLL(str(made))
     except (OSError, subprocess.SubprocessError):
         return None
@@ -68,12 +68,12 @@ def run_compiler(*command: str) -> bytes:
     return subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
 
 
-def is_sound(library: Path) -> bool:
-    """Whether a library is there as a whole, and nobody else could have put it there."""
+def is_trusted_library(library: Path) -> bool:
+    """Whether a library is complete, and no other user could have written it."""
     try:
         if not (is_own(library.parent) and is_own(library)):
             return False
-        os.utime(library)  # used today: nobody removes it as old
+        os.utime(library)  # marks it as used
         content = library.read_bytes()
     except OSError:
         return False
@@ -81,13 +81,13 @@ def is_sound(library: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is the user's, who alone can write to it."""
+    """Whether a file or folder belongs to the user and only the user can write to it."""
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
-def keep(content: bytes, library: Path) -> None:
-    """Where that cannot be done it is compiled anew the next time."""
+def store_library(content: bytes, library: Path) -> None:
+    """Write a library to the cache. If that fails it is compiled again the next time."""
     with suppress(OSError):
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not is_own(library.parent):
@@ -106,31 +106,31 @@ def keep(content: bytes, library: Path) -> None:
 
 
 def remove_old(library: Path) -> None:
-    """What the same source became for other compilers or versions, where a month ago was the last time."""
+    """Remove libraries of the same source that were not used for a month."""
     for other in library.parent.glob(f"{library.stem.rpartition('-')[0]}-*.so"):
         if time.time() - other.stat().st_mtime > UNUSED:
             other.unlink(missing_ok=True)
 
 
 def find_function(
-    library: ctypes.CDLL, name: str, places: int, *rest: Any, gives: Any = ctypes.c_int
+    library: ctypes.CDLL, name: str, addresses: int, *rest: Any, result: Any = ctypes.c_int
 ) -> Callable[..., int]:
-    """A function that takes so many addresses, and then other things."""
+    """A function of a library that takes a number of addresses, then arguments of the types `rest`."""
     function = library[name]
-    function.restype = gives
-    function.argtypes = [ctypes.c_void_p] * places + list(rest)
+    function.restype = result
+    function.argtypes = [ctypes.c_void_p] * addresses + list(rest)
     return function
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """A kernel is given addresses alone and would not notice."""
+    """Raise unless a kernel can read its arguments: it gets addresses and would read out of bounds."""
     if not condition:
         raise ValueError(f"a kernel cannot take {otherwise}")
 
 
-def refuse_unreadable(*tensors: Tensor, numbers: torch.dtype = torch.float32) -> None:
+def refuse_unreadable(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> None:
     for tensor in tensors:
-        require(tensor.dtype == numbers and tensor.is_contiguous(), "numbers that lie otherwise")
+        require(tensor.dtype == dtype and tensor.is_contiguous(), f"a tensor that is not contiguous {dtype}")
 
 
 def share(
@@ -141,9 +141,9 @@ def share(
     *,
     meeting: bool = False,
 ) -> None:
-    """Divide `count` pieces of work among the threads that are free, or into so many `parts`: each gets its
-    number and a range. Where parts wait for each other (`meeting`) all of them begin or none does. Work whose
-    sums depend on how it is divided names its parts: who is free changes with the load."""
+    """Divide `count` pieces of work among the free threads, or into `parts`: each call gets its number and a
+    range. With `meeting` the parts wait for each other, so either all start or none. Work whose sums depend
+    on how it is divided must set `parts`, because the number of free threads changes with the load."""
     threads = min(count, parts or count_free())
     edges = [count * part // threads * unit for part in range(threads + 1)] if threads else []
     start = Barrier(threads) if meeting and threads > 1 else None
@@ -165,7 +165,7 @@ def share(
         raise
     finally:
         if others:
-            wait(others)  # they write to what is freed once this is left
+            wait(others)  # they write to memory that the caller frees afterwards
     for future in others:
         future.result()
 

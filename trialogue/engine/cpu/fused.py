@@ -1,63 +1,60 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportPrivateUsage=false
-"""A forward pass in few operations on a CPU, to sample and to learn, for models of Llama's and LFM2's kinds.
+"""A fused forward pass on a CPU, for sampling and updates, of models like Llama and LFM2.
 
-A decoding step of a small model is some hundred small products; transformers' modules surround them with ten
-thousand tiny operations, which take a quarter of the time and more. Here the same layers are computed with
-one product for query, key and value, one for both halves of the feed-forward layer, and one operation for
-each norm. An update goes the same way through parts whose gradients are written out (`layers`). Which models
-this holds for is not read from a list: layers must have the parts named below and no other, and the whole
-must compute what the model itself computes.
+A decode step of a small model is about a hundred small matmuls. transformers surrounds them with ten thousand
+tiny operations, which take a quarter of the time or more. Here query, key and value are one matmul, gate and
+up projection are one, and each norm is one operation. An update uses the same layers with gradients of their
+own (`layers`). There is no list of supported models: layers must have exactly the parts named below, and the
+result must equal that of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trialogue.engine.cpu.decoder import CLayer, Decoder, fits
-from trialogue.engine.cpu.kernels import Few, Kernels, Memory
+from trialogue.engine.cpu.kernels import CCache, DecodeBatch, Kernels
 from trialogue.engine.cpu.layers import (
-    GatedProduct,
+    GatedLinear,
     LayerKernels,
-    Normed,
-    NormedProduct,
-    Turned,
+    NormLinear,
+    RmsNorm,
+    Rotary,
+    apply_norm,
+    apply_rotary,
     find_layer_kernels,
     gate,
-    normalize,
-    to_numbers,
-    turn_apart,
+    to_dtype,
 )
-from trialogue.engine.cpu.linear import Joined, compute_product
-
-if TYPE_CHECKING:
-    from trialogue.engine.attention import Plan
+from trialogue.engine.cpu.linear import FusedLinear, compute_matmul
+from trialogue.engine.plan import AttentionPlan, convolve
 
 LARGEST = 1 << 32
-"""Bytes of weights up to which a second copy is kept."""
+"""Bytes of weights up to which a second copy is made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What an architecture calls its parts."""
+class PartNames:
+    """The names of an architecture's modules."""
 
     before: str
     after: str
-    feed: str
-    halves: tuple[str, str, str]
+    feed_forward: str
+    linears: tuple[str, str, str]
     output: str
     head_norms: tuple[str, str]
     last: str
 
 
-KINDS = (
-    Names(
+ARCHITECTURES = (
+    PartNames(
         "input_layernorm",
         "post_attention_layernorm",
         "mlp",
@@ -66,7 +63,7 @@ KINDS = (
         ("q_norm", "k_norm"),
         "norm",
     ),
-    Names(
+    PartNames(
         "operator_norm",
         "ffn_norm",
         "feed_forward",
@@ -78,27 +75,27 @@ KINDS = (
 )
 
 
-class Unfit(Exception):
-    """A model that is built otherwise."""
+class UnsupportedModel(Exception):
+    """The model has other parts than a fused one."""
 
 
 def refuse_others(module: nn.Module, *names: str, optional: tuple[str, ...] = ()) -> None:
-    """A module must have these parts and no other."""
+    """Refuse a module that has other parts than these."""
     found = {name for name, _ in module.named_children()}
     if not set(names) <= found <= {*names, *optional}:
-        raise Unfit
+        raise UnsupportedModel
 
 
-def make_product(*layers: nn.Module) -> Joined:
-    """A layer with an adapter, or one that is quantized, is no plain product."""
+def make_linear(*layers: nn.Module) -> FusedLinear:
+    """Fuse plain linear layers; one with an adapter, or a quantized one, has another type."""
     if any(type(layer) is not nn.Linear for layer in layers):
-        raise Unfit
-    return Joined(*cast("tuple[nn.Linear, ...]", layers))
+        raise UnsupportedModel
+    return FusedLinear(*cast("tuple[nn.Linear, ...]", layers))
 
 
-def multiply_learned(inputs: Tensor, product: Joined, kernels: LayerKernels) -> Tensor:
-    (weight,), bias, numbers = product.weights, product.find_bias(), kernels.numbers
-    return compute_product(inputs.to(numbers), weight.to(numbers), to_numbers(bias, numbers))
+def apply_linear(inputs: Tensor, linear: FusedLinear, kernels: LayerKernels) -> Tensor:
+    (weight,), bias, dtype = linear.weights, linear.find_bias(), kernels.dtype
+    return compute_matmul(inputs.to(dtype), weight.to(dtype), to_dtype(bias, dtype))
 
 
 class Norm:
@@ -106,192 +103,191 @@ class Norm:
 
     def __init__(self, module: Any) -> None:
         if not hasattr(module, "variance_epsilon"):
-            raise Unfit
+            raise UnsupportedModel
         self.module, self.eps = module, module.variance_epsilon
 
     def __call__(self, hidden: Tensor) -> Tensor:
         weight, kernels = self.module.weight, find_layer_kernels(torch.float32)
         if kernels is None:
             return nn.functional.rms_norm(hidden, weight.shape, weight, self.eps)
-        return normalize(kernels, hidden.contiguous(), weight, self.eps)[0]
+        return apply_norm(kernels, hidden.contiguous(), weight, self.eps)[0]
 
     def learn(self, hidden: Tensor, kernels: LayerKernels) -> Tensor:
         flat = hidden.float().flatten(0, -2).contiguous()
-        return cast(Tensor, Normed.apply(flat, self.module.weight, self.eps, kernels)).view(hidden.shape)
+        return cast(Tensor, RmsNorm.apply(flat, self.module.weight, self.eps, kernels)).view(hidden.shape)
 
-    def multiply(self, hidden: Tensor, product: Joined, kernels: LayerKernels) -> Tensor:
-        """The norm times weights, to learn from."""
-        given = (self.module.weight, product.find_bias(), self.eps, kernels, *product.weights)
-        return cast(Tensor, NormedProduct.apply(hidden, *given))
+    def multiply(self, hidden: Tensor, linear: FusedLinear, kernels: LayerKernels) -> Tensor:
+        """The norm, then a linear layer, with a gradient."""
+        given = (self.module.weight, linear.find_bias(), self.eps, kernels, *linear.weights)
+        return cast(Tensor, NormLinear.apply(hidden, *given))
 
 
 class Attention:
-    def __init__(self, module: Any, names: Names) -> None:
+    def __init__(self, module: Any, names: PartNames) -> None:
         refuse_others(module, "q_proj", "k_proj", "v_proj", names.output, optional=names.head_norms)
         self.layer, self.scaling, self.width = module.layer_idx, module.scaling, module.head_dim
         self.heads = module.q_proj.out_features // self.width
-        self.kept = module.k_proj.out_features // self.width
-        self.joined = make_product(module.q_proj, module.k_proj, module.v_proj)
-        self.output = make_product(getattr(module, names.output))
+        self.kv_heads = module.k_proj.out_features // self.width
+        self.projection = make_linear(module.q_proj, module.k_proj, module.v_proj)
+        self.output = make_linear(getattr(module, names.output))
         self.norms = [Norm(getattr(module, name)) for name in names.head_norms if hasattr(module, name)]
 
-    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        joined = self.joined(hidden).view(len(hidden), -1, self.width)
-        joined = self.normalize_heads(joined, Norm.__call__)
-        apart = turn(joined.contiguous(), rotation, self.heads)
-        query, key, value = (tensor.transpose(0, 1) for tensor in apart)
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
+        qkv = self.projection(hidden).view(len(hidden), -1, self.width)
+        qkv = self.normalize_heads(qkv, Norm.__call__)
+        rotated = rotate_heads(qkv.contiguous(), rotation, self.heads)
+        query, key, value = (tensor.transpose(0, 1) for tensor in rotated)
         output = plan.attend(self.layer, query, key, value, self.scaling)
         return self.output(output.reshape(len(hidden), -1))
 
     def learn(
-        self, hidden: Tensor, norm: Norm, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
+        self,
+        hidden: Tensor,
+        norm: Norm,
+        rotation: tuple[Tensor, Tensor],
+        plan: AttentionPlan,
+        kernels: LayerKernels,
     ) -> Tensor:
-        joined = norm.multiply(hidden, self.joined, kernels).view(len(hidden), -1, self.width)
-        joined = self.normalize_heads(joined, lambda own, part: own.learn(part, kernels))
-        apart = cast("tuple[Tensor, ...]", Turned.apply(joined, *rotation, self.heads, kernels))
-        query, key, value = (tensor.transpose(0, 1) for tensor in apart)
+        qkv = norm.multiply(hidden, self.projection, kernels).view(len(hidden), -1, self.width)
+        qkv = self.normalize_heads(qkv, lambda own, part: own.learn(part, kernels))
+        rotated = cast("tuple[Tensor, ...]", Rotary.apply(qkv, *rotation, self.heads, kernels))
+        query, key, value = (tensor.transpose(0, 1) for tensor in rotated)
         output = plan.attend(self.layer, query, key, value, self.scaling)
-        return multiply_learned(output.flatten(1), self.output, kernels)
+        return apply_linear(output.flatten(1), self.output, kernels)
 
-    def normalize_heads(self, joined: Tensor, normalize: Callable[[Norm, Tensor], Tensor]) -> Tensor:
-        """Queries and keys of the models that have norms for them."""
+    def normalize_heads(self, qkv: Tensor, apply_norm: Callable[[Norm, Tensor], Tensor]) -> Tensor:
+        """Apply the norms of queries and keys, if the model has any."""
         if not self.norms:
-            return joined
-        *parts, value = joined.split([self.heads, self.kept, self.kept], 1)
-        return torch.cat([*map(normalize, self.norms, parts), value], 1)
+            return qkv
+        *parts, value = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        return torch.cat([*map(apply_norm, self.norms, parts), value], 1)
 
-    def tell(self, told: CLayer, decoder: Decoder) -> None:
-        told.kept = Memory(self.heads, self.kept, self.width, self.scaling)
+    def fill(self, struct: CLayer, decoder: Decoder) -> None:
+        struct.cache = CCache(self.heads, self.kv_heads, self.width, self.scaling)
         if self.norms:
-            told.query, told.key = map(decoder.tell_norm, self.norms)
+            struct.query, struct.key = map(decoder.to_norm, self.norms)
 
 
-def turn(joined: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values out of [N, heads + 2 * kept, width], the first two turned by their angles."""
+def rotate_heads(qkv: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, ...]:
+    """Split [N, heads + 2 * kv_heads, width] into queries, keys and values; rotary embeddings on the first
+    two."""
     kernels, (cosine, sine) = find_layer_kernels(torch.float32), rotation
     if kernels is not None:
-        return turn_apart(kernels, joined, cosine, sine, heads)
-    kept, width = (joined.shape[1] - heads) // 2, joined.shape[2]
-    both, value = joined.split([heads + kept, kept], 1)
-    turned = (both * cosine).addcmul_(both.roll(width // 2, 2), sine)
-    return *turned.split([heads, kept], 1), value
+        return apply_rotary(kernels, qkv, cosine, sine, heads)
+    kv_heads, width = (qkv.shape[1] - heads) // 2, qkv.shape[2]
+    query_key, value = qkv.split([heads + kv_heads, kv_heads], 1)
+    rotated = (query_key * cosine).addcmul_(query_key.roll(width // 2, 2), sine)
+    return *rotated.split([heads, kv_heads], 1), value
 
 
 class Convolution:
     def __init__(self, module: Any) -> None:
         self.layer, self.taps = module.layer_idx, module.conv
-        self.joined, self.output = make_product(module.in_proj), make_product(module.out_proj)
+        self.projection, self.output = make_linear(module.in_proj), make_linear(module.out_proj)
 
-    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        return self.output(convolve(self.taps, self.layer, self.joined(hidden), plan))
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
+        return self.output(convolve(self.taps, self.layer, self.projection(hidden), plan))
 
     def learn(
-        self, hidden: Tensor, norm: Norm, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
+        self,
+        hidden: Tensor,
+        norm: Norm,
+        rotation: tuple[Tensor, Tensor],
+        plan: AttentionPlan,
+        kernels: LayerKernels,
     ) -> Tensor:
-        mixed = convolve(self.taps, self.layer, norm.multiply(hidden, self.joined, kernels), plan)
-        return multiply_learned(mixed, self.output, kernels)
+        mixed = convolve(self.taps, self.layer, norm.multiply(hidden, self.projection, kernels), plan)
+        return apply_linear(mixed, self.output, kernels)
 
-    def tell(self, told: CLayer, decoder: Decoder) -> None:
-        told.reach = self.taps.weight.shape[2]
-        told.taps = decoder.keep(self.taps.weight[:, 0].t())
-        told.taps_bias = decoder.keep(self.taps.bias)
-
-
-def convolve(module: nn.Conv1d, layer: int, projected: Tensor, plan: Plan) -> Tensor:
-    """LFM2's gated short convolution, with each token's predecessors supplied by the plan."""
-    gate_in, gate_out, values = projected.chunk(3, dim=-1)
-    inputs = gate_in * values
-    taps = module.weight[:, 0].unbind(-1)  # the last tap multiplies the token itself
-    mixed = inputs * taps[-1]
-    for distance, earlier in enumerate(plan.look_back(layer, inputs, len(taps)), start=1):
-        mixed = torch.addcmul(mixed, earlier, taps[-1 - distance])
-    if module.bias is not None:
-        mixed = mixed + module.bias
-    return gate_out * mixed
+    def fill(self, struct: CLayer, decoder: Decoder) -> None:
+        struct.kernel = self.taps.weight.shape[2]
+        struct.taps = decoder.keep(self.taps.weight[:, 0].t())
+        struct.taps_bias = decoder.keep(self.taps.bias)
 
 
 class Layer:
-    def __init__(self, module: nn.Module, names: Names) -> None:
+    def __init__(self, module: nn.Module, names: PartNames) -> None:
         parts: dict[str, Any] = dict(module.named_children())
         kind = "self_attn" if "self_attn" in parts else "conv"
-        refuse_others(module, names.before, names.after, names.feed, kind)
+        refuse_others(module, names.before, names.after, names.feed_forward, kind)
         self.before, self.after = Norm(parts[names.before]), Norm(parts[names.after])
         mixer = parts[kind]
         self.mixer = Attention(mixer, names) if kind == "self_attn" else Convolution(mixer)
-        feed = parts[names.feed]
-        refuse_others(feed, *names.halves, optional=("act_fn",))
-        some = torch.linspace(-3, 3, 7)
-        if not getattr(feed, "act_fn", nn.functional.silu)(some).equal(nn.functional.silu(some)):
-            raise Unfit
-        first, second, third = (getattr(feed, name) for name in names.halves)
-        self.halves, self.feed = make_product(first, second), make_product(third)
+        feed = parts[names.feed_forward]
+        refuse_others(feed, *names.linears, optional=("act_fn",))
+        sample = torch.linspace(-3, 3, 7)
+        if not getattr(feed, "act_fn", nn.functional.silu)(sample).equal(nn.functional.silu(sample)):
+            raise UnsupportedModel
+        gate, up, down = (getattr(feed, name) for name in names.linears)
+        self.gates, self.down = make_linear(gate, up), make_linear(down)
 
-    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
         hidden = self.mixer(self.before(hidden), rotation, plan).add_(hidden)
-        both = self.halves(self.after(hidden))
-        return self.feed(open_gate(both)).add_(hidden)
+        gate_up = self.gates(self.after(hidden))
+        return self.down(apply_gate(gate_up)).add_(hidden)
 
     def learn(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan, kernels: LayerKernels
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan, kernels: LayerKernels
     ) -> Tensor:
         hidden = hidden + self.mixer.learn(hidden, self.before, rotation, plan, kernels)
-        both = self.after.multiply(hidden, self.halves, kernels)
-        (weight,) = self.feed.weights
-        return hidden + cast(Tensor, GatedProduct.apply(both, weight, self.feed.find_bias(), kernels))
+        gate_up = self.after.multiply(hidden, self.gates, kernels)
+        (weight,) = self.down.weights
+        return hidden + cast(Tensor, GatedLinear.apply(gate_up, weight, self.down.find_bias(), kernels))
 
-    def products(self) -> list[Joined]:
-        return [self.mixer.joined, self.mixer.output, self.halves, self.feed]
+    def matmuls(self) -> list[FusedLinear]:
+        return [self.mixer.projection, self.mixer.output, self.gates, self.down]
 
 
-def open_gate(both: Tensor) -> Tensor:
-    """Both halves of a feed-forward layer [N, 2 * width] → silu of the first times the second [N, width]"""
+def apply_gate(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: [N, 2 * width] → [N, width]"""
     kernels = find_layer_kernels(torch.float32)
     if kernels is not None:
-        return gate(kernels, both.contiguous())
-    first, second = both.chunk(2, 1)
+        return gate(kernels, gate_up.contiguous())
+    first, second = gate_up.chunk(2, 1)
     return nn.functional.silu(first).mul_(second)
 
 
-class Fused:
-    """Hidden states and logits of packed tokens, as the model would compute them. What is made of the weights
-    is made once; `forget` after they have changed."""
+class FusedModel:
+    """Hidden states and logits of packed tokens. Copies of the weights are kept until `forget`, which must be
+    called when the weights have changed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body: Any = model.base_model
-        names = next((kind for kind in KINDS if hasattr(body, kind.last)), None)
-        if names is None or not all(map(is_at_hand, model.parameters())):
-            raise Unfit
+        names = next((kind for kind in ARCHITECTURES if hasattr(body, kind.last)), None)
+        if names is None or not all(map(is_float32_on_cpu, model.parameters())):
+            raise UnsupportedModel
         self.embed, self.angles = body.embed_tokens, body.rotary_emb
         self.layers = [Layer(module, names) for module in body.layers]
         self.last = Norm(getattr(body, names.last))
-        self.head = make_product(cast(nn.Module, model.get_output_embeddings()))
+        self.head = make_linear(cast(nn.Module, model.get_output_embeddings()))
         self.decoder: Decoder | None = None
-        self.is_decoded: bool | None = None  # whether layers may go all at once, once that was tried
+        self.is_decoded: bool | None = None  # whether the decoder is right; None until it was tried
 
-    def hidden(self, tokens: Tensor, positions: Tensor, plan: Plan) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         hidden = self.embed(tokens)
         rotation = self.find_rotation(hidden, positions)
-        if plan.few is None or not self.is_decoded or len(plan.few.rows) > plan.few.kernels.most:
+        batch = plan.decode_batch
+        if batch is None or not self.is_decoded or len(batch.rows) > batch.kernels.most_rows:
             return self.last(self.advance(hidden, rotation, plan))
-        self.find_decoder(plan.few.kernels).advance(plan.few, hidden, rotation)
+        self.find_decoder(batch.kernels).advance(batch, hidden, rotation)
         return self.last(hidden)
 
-    def advance(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        """Through layer after layer."""
+    def advance(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan) -> Tensor:
+        """Compute layer by layer."""
         for layer in self.layers:
             hidden = layer(hidden, rotation, plan)
         return hidden
 
-    def try_decoder(self, tokens: Tensor, positions: Tensor, plan: Plan, few: Few) -> None:
-        """Find out whether layers all at once compute what they do one by one."""
-        if not fits(self.layers, few.kernels):
+    def try_decoder(self, tokens: Tensor, positions: Tensor, plan: AttentionPlan, batch: DecodeBatch) -> None:
+        """Find out whether the decoder agrees with the layers one by one."""
+        if not fits(self.layers, batch.kernels):
             self.is_decoded = False
             return
         hidden = self.embed(tokens)
         rotation = self.find_rotation(hidden, positions)
         expected = self.advance(hidden, rotation, plan)
-        self.find_decoder(few.kernels).advance(few, hidden, rotation)
-        if bool(expected.isfinite().all()):  # nothing is known of weights that have diverged
+        self.find_decoder(batch.kernels).advance(batch, hidden, rotation)
+        if bool(expected.isfinite().all()):  # diverged weights tell nothing
             self.is_decoded = is_near(hidden, expected, 1e-2 if self.head.is_half else 1e-4)
 
     def find_decoder(self, kernels: Kernels) -> Decoder:
@@ -299,8 +295,8 @@ class Fused:
             self.decoder = Decoder(self.layers, kernels)
         return self.decoder
 
-    def learn(self, tokens: Tensor, positions: Tensor, plan: Plan, kernels: LayerKernels) -> Tensor:
-        """The same with a gradient, from the weights as they are at the moment."""
+    def learn(self, tokens: Tensor, positions: Tensor, plan: AttentionPlan, kernels: LayerKernels) -> Tensor:
+        """Hidden states with a gradient, from the current weights."""
         hidden = self.embed(tokens)
         rotation = self.find_rotation(hidden, positions)
         for layer in self.layers:
@@ -308,55 +304,61 @@ class Fused:
         return self.last.learn(hidden, kernels)
 
     def find_rotation(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of each token [N, 1, width], the sines of the first half negated."""
+        """Cosines and sines of each token [N, 1, width]; the sines of the first half are negated."""
         cosine, sine = self.angles(hidden[None], position_ids=positions[None])
         first, second = sine[0].chunk(2, 1)
         return cosine[0][:, None].contiguous(), torch.cat([-first, second], 1)[:, None]
 
-    def products(self) -> list[Joined]:
-        return [self.head, *(product for layer in self.layers for product in layer.products())]
+    def matmuls(self) -> list[FusedLinear]:
+        return [self.head, *(linear for layer in self.layers for linear in layer.matmuls())]
 
     def round(self) -> None:
-        """Compute products in bfloat16 from now on."""
-        for product in self.products():
-            product.is_half = True
+        """Compute matmuls in bfloat16 from now on."""
+        for linear in self.matmuls():
+            linear.is_half = True
         self.is_decoded = None
         self.forget()
 
     def forget(self) -> None:
-        """Let go of what was made of weights that have changed."""
+        """Drop the copies of the weights."""
         self.decoder = None
-        for product in self.products():
-            product.forget()
+        for linear in self.matmuls():
+            linear.forget()
 
 
 def is_near(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    """Token by token: single numbers near zero carry the rounding of those that are large."""
-    apart = (found - expected).norm(dim=1) / expected.norm(dim=1)
-    return bool((apart < tolerance).all())
+    """Compare by token: single numbers near zero carry the rounding errors of large ones."""
+    relative_error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    return bool((relative_error < tolerance).all())
 
 
-def is_at_hand(weight: Tensor) -> bool:
+def is_float32_on_cpu(weight: Tensor) -> bool:
     return type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody looks at what passes through a module, or changes it."""
+    """Whether a module has hooks, which may read or change its inputs and outputs."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
     return any(hooks) or bool(module._backward_pre_hooks)
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether a module computes something else than its class does."""
+    """Whether a module may compute something else than its class."""
     return is_hooked(module) or "forward" in vars(module)
 
 
-def fuse(model: PreTrainedModel, agrees: Callable[[Fused], bool]) -> Fused | None:
-    """The model in few operations, or None for one that is large, elsewhere, built or computed otherwise."""
+def fuse(model: PreTrainedModel, agrees: Callable[[FusedModel], bool]) -> FusedModel | None:
+    """The fused model, or None if the model is large, not in float32 on the CPU, has other parts or other
+    results."""
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > LARGEST:
         return None
     try:
-        fused = Fused(model)
+        fused = FusedModel(model)
         return fused if agrees(fused) else None
-    except (Unfit, AttributeError, RuntimeError, ValueError):  # parts are missing, or of other shapes
+    except (
+        UnsupportedModel,
+        AttributeError,
+        RuntimeError,
+        ValueError,
+    ):  # parts are missing or have other shapes
         return None

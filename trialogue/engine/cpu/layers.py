@@ -1,11 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportIncompatibleMethodOverride=false
-"""What lies between the products of a layer on a CPU: norms, gates, rotations, in one pass each (`layers.c`).
+"""Operations between the matmuls of a layer on a CPU: norms, gates and rotary embeddings (`c/layers.c`).
 
-For the few rows of a decoding step torch takes longer to begin such an operation than to do it. For the many
-of an update it makes twenty passes over memory, and each keeps its inputs for the backward pass; here
-gradients are written out. Hidden states, both halves of the feed-forward layer, and what attention keeps are
-held on to; norms, and what passes the gate, are made once more.
+For the few rows of a decode step torch takes longer to start such an operation than to compute it. For an
+update torch makes twenty passes over memory and saves the inputs of each. Here each operation is one pass
+with a gradient of its own. Saved for the backward pass are hidden states, gate and up projections, and what
+attention saves; norms and gated values are computed again.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from trialogue.engine.cpu.compiled import compile_source, find_function, refuse_unreadable, require, share
-from trialogue.engine.cpu.linear import join, multiply_many
+from trialogue.engine.cpu.linear import concatenate, multiply_many
 
-FEW = 256
-"""Rows up to which one thread does it at once."""
+ONE_THREAD_ROWS = 256
+"""Most rows that one thread computes without sharing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKernels:
-    """`c/layers.c` as compiled for this machine."""
+    """`c/layers.c` compiled for this machine."""
 
-    normalize: Callable[..., int]
+    apply_norm: Callable[..., int]
     backpropagate_norm: Callable[..., int]
     gate: Callable[..., int]
     backpropagate_gate: Callable[..., int]
-    turn_apart: Callable[..., int]
-    turn_back: Callable[..., int]
-    numbers: torch.dtype
-    """What products give and take."""
+    apply_rotary: Callable[..., int]
+    backpropagate_rotary: Callable[..., int]
+    dtype: torch.dtype
+    """Of the inputs and outputs of matmuls."""
 
 
-class Normed(torch.autograd.Function):
-    """RMS norm of hidden states [N, width], which are float32, in the numbers that products take."""
+class RmsNorm(torch.autograd.Function):
+    """RMS norm of float32 hidden states [N, width], in the dtype of matmuls."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, gain: Tensor, eps: float, kernels: LayerKernels) -> Tensor:
-        output, scales = normalize(kernels, hidden, gain, eps)
+        output, scales = apply_norm(kernels, hidden, gain, eps)
         ctx.kernels = kernels
         ctx.save_for_backward(hidden, gain, scales)
         return output
@@ -59,9 +59,9 @@ class Normed(torch.autograd.Function):
         return grad_hidden, grad_gain, None, None
 
 
-class NormedProduct(torch.autograd.Function):
-    """The norm of hidden states [N, in], times matrices [out, in] side by side → [N, the sum of outputs].
-    Neither the norm nor what was made of the matrices is kept."""
+class NormLinear(torch.autograd.Function):
+    """RMS norm of hidden states [N, in], times matrices [out, in] side by side → [N, sum of outputs]. Saves
+    neither the norm nor the joined matrix."""
 
     @staticmethod
     def forward(
@@ -73,18 +73,18 @@ class NormedProduct(torch.autograd.Function):
         kernels: LayerKernels,
         *weights: Tensor,
     ) -> Tensor:
-        normed, scales = normalize(kernels, hidden, gain, eps)
+        normed, scales = apply_norm(kernels, hidden, gain, eps)
         ctx.kernels = kernels
         ctx.save_for_backward(hidden, gain, scales, *weights)
-        return multiply_many(normed, to_matrix(weights, kernels.numbers), to_numbers(bias, kernels.numbers))
+        return multiply_many(normed, to_matrix(weights, kernels.dtype), to_dtype(bias, kernels.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, gain, scales, *weights = ctx.saved_tensors
-        grad, numbers, wanted = grad.contiguous(), ctx.kernels.numbers, ctx.needs_input_grad
-        pull = multiply_many(grad, to_matrix(weights, numbers).t())
-        normed, grad_hidden, grad_gain = backpropagate_norm(ctx.kernels, hidden, gain, scales, pull)
+        grad, dtype, wanted = grad.contiguous(), ctx.kernels.dtype, ctx.needs_input_grad
+        grad_normed = multiply_many(grad, to_matrix(weights, dtype).t())
+        normed, grad_hidden, grad_gain = backpropagate_norm(ctx.kernels, hidden, gain, scales, grad_normed)
         grad_bias = grad.sum(0).float() if wanted[2] else None
         grads = (
             (grad.t() @ normed).float().split([len(weight) for weight in weights]) if any(wanted[5:]) else ()
@@ -92,133 +92,148 @@ class NormedProduct(torch.autograd.Function):
         return grad_hidden, grad_gain, grad_bias, None, None, *(grads or [None] * len(weights))
 
 
-class GatedProduct(torch.autograd.Function):
-    """Both halves of a feed-forward layer [N, 2 * in], gated, times a matrix [out, in] → [N, out]. What the
-    gate lets through is not kept."""
+class GatedLinear(torch.autograd.Function):
+    """silu(gate) * up [N, 2 * in], times a matrix [out, in] → [N, out]. Does not save the gated values."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor, bias: Tensor | None, kernels: LayerKernels) -> Tensor:
+    def forward(
+        ctx: Any, gate_up: Tensor, weight: Tensor, bias: Tensor | None, kernels: LayerKernels
+    ) -> Tensor:
         ctx.kernels = kernels
-        ctx.save_for_backward(both, weight)
-        numbers = kernels.numbers
-        return multiply_many(gate(kernels, both), weight.to(numbers), to_numbers(bias, numbers))
+        ctx.save_for_backward(gate_up, weight)
+        dtype = kernels.dtype
+        return multiply_many(gate(kernels, gate_up), weight.to(dtype), to_dtype(bias, dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        both, weight = ctx.saved_tensors
+        gate_up, weight = ctx.saved_tensors
         grad, wanted = grad.contiguous(), ctx.needs_input_grad
-        pull = multiply_many(grad, weight.to(ctx.kernels.numbers).t())
-        gated, grad_both = backpropagate_gate(ctx.kernels, both, pull)
+        grad_gated = multiply_many(grad, weight.to(ctx.kernels.dtype).t())
+        gated, grad_gate_up = backpropagate_gate(ctx.kernels, gate_up, grad_gated)
         grad_weight = (grad.t() @ gated).float() if wanted[1] else None
-        return grad_both, grad_weight, grad.sum(0).float() if wanted[2] else None, None
+        return grad_gate_up, grad_weight, grad.sum(0).float() if wanted[2] else None, None
 
 
-class Turned(torch.autograd.Function):
-    """Queries, keys and values side by side [N, heads + 2 * kept, width] → apart, [N, heads, width] and twice
-    [N, kept, width]; queries and keys are turned by their angles [N, 1, width]."""
+class Rotary(torch.autograd.Function):
+    """Split qkv [N, heads + 2 * kv_heads, width] into queries [N, heads, width], keys and values [N,
+    kv_heads, width], with rotary embeddings of angles [N, 1, width] applied to queries and keys."""
 
     @staticmethod
     def forward(
-        ctx: Any, joined: Tensor, cosine: Tensor, sine: Tensor, heads: int, kernels: LayerKernels
+        ctx: Any, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int, kernels: LayerKernels
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.kernels = kernels
         ctx.save_for_backward(cosine, sine)
-        return turn_apart(kernels, joined, cosine, sine, heads)
+        return apply_rotary(kernels, qkv, cosine, sine, heads)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = (grad.contiguous() for grad in grads)
-        return turn_back(ctx.kernels, query, key, value, *ctx.saved_tensors), None, None, None, None
+        return (
+            backpropagate_rotary(ctx.kernels, query, key, value, *ctx.saved_tensors),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
-def to_matrix(weights: Sequence[Tensor], numbers: torch.dtype) -> Tensor:
-    return join([weight.to(numbers) for weight in weights])
+def to_matrix(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return concatenate([weight.to(dtype) for weight in weights])
 
 
-def to_numbers(bias: Tensor | None, numbers: torch.dtype) -> Tensor | None:
-    return None if bias is None else bias.to(numbers)
+def to_dtype(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.to(dtype)
 
 
-def normalize(kernels: LayerKernels, hidden: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm over the last dimension, and what each row was multiplied by."""
+def apply_norm(kernels: LayerKernels, hidden: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The RMS norm over the last dimension, and the factor of each row."""
     refuse_unreadable(hidden, gain)
     width = hidden.shape[-1]
     rows = hidden.numel() // width
     require(gain.shape == (width,), "a weight of another width")
-    output, scales = torch.empty_like(hidden, dtype=kernels.numbers), hidden.new_empty(rows)
+    output, scales = torch.empty_like(hidden, dtype=kernels.dtype), hidden.new_empty(rows)
     places = [tensor.data_ptr() for tensor in (hidden, gain, output, scales)]
-    spread(lambda _, first, last: kernels.normalize(*places, width, eps, first, last), rows)
+    share_rows(lambda _, first, last: kernels.apply_norm(*places, width, eps, first, last), rows)
     return output, scales
 
 
 def backpropagate_norm(
-    kernels: LayerKernels, hidden: Tensor, gain: Tensor, scales: Tensor, pull: Tensor
+    kernels: LayerKernels, hidden: Tensor, gain: Tensor, scales: Tensor, grad_output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm once more, and gradients of hidden states and gain by that of the norm."""
+    """The norm, computed again, and the gradients of hidden states and gain."""
     refuse_unreadable(hidden, gain, scales)
-    refuse_unreadable(pull, numbers=kernels.numbers)
+    refuse_unreadable(grad_output, dtype=kernels.dtype)
     (rows, width), threads = hidden.shape, torch.get_num_threads()
-    require(pull.shape == hidden.shape, "gradients that differ")
-    output, grad, gained = torch.empty_like(pull), torch.empty_like(hidden), hidden.new_zeros(threads, width)
-    places = [tensor.data_ptr() for tensor in (hidden, gain, scales, pull, output, grad)]
+    require(grad_output.shape == hidden.shape, "gradients that differ")
+    output, grad, grad_gains = (
+        torch.empty_like(grad_output),
+        torch.empty_like(hidden),
+        hidden.new_zeros(threads, width),
+    )
+    places = [tensor.data_ptr() for tensor in (hidden, gain, scales, grad_output, output, grad)]
 
     def work(part: int, first: int, last: int) -> int:
-        return kernels.backpropagate_norm(*places, gained[part].data_ptr(), width, first, last)
+        return kernels.backpropagate_norm(*places, grad_gains[part].data_ptr(), width, first, last)
 
-    share(work, rows, parts=1 if rows <= FEW else threads)
-    return output, grad, gained.sum(0)
+    share(work, rows, parts=1 if rows <= ONE_THREAD_ROWS else threads)
+    return output, grad, grad_gains.sum(0)
 
 
-def gate(kernels: LayerKernels, both: Tensor) -> Tensor:
-    refuse_unreadable(both, numbers=kernels.numbers)
-    rows, width = both.shape[0], both.shape[1] // 2
-    output = both.new_empty(rows, width)
-    places = (both.data_ptr(), output.data_ptr())
-    spread(lambda _, first, last: kernels.gate(*places, width, first, last), rows)
+def gate(kernels: LayerKernels, gate_up: Tensor) -> Tensor:
+    refuse_unreadable(gate_up, dtype=kernels.dtype)
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    output = gate_up.new_empty(rows, width)
+    places = (gate_up.data_ptr(), output.data_ptr())
+    share_rows(lambda _, first, last: kernels.gate(*places, width, first, last), rows)
     return output
 
 
-def backpropagate_gate(kernels: LayerKernels, both: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-    """What the gate let through once more, and the gradient of both halves by that of it."""
-    refuse_unreadable(both, pull, numbers=kernels.numbers)
-    rows, width = pull.shape
-    require(both.shape == (rows, 2 * width), "gradients that differ")
-    output, grad = torch.empty_like(pull), torch.empty_like(both)
-    places = [tensor.data_ptr() for tensor in (both, pull, output, grad)]
-    spread(lambda _, first, last: kernels.backpropagate_gate(*places, width, first, last), rows)
+def backpropagate_gate(kernels: LayerKernels, gate_up: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """The gated values, computed again, and the gradient of gate and up."""
+    refuse_unreadable(gate_up, grad_output, dtype=kernels.dtype)
+    rows, width = grad_output.shape
+    require(gate_up.shape == (rows, 2 * width), "gradients that differ")
+    output, grad = torch.empty_like(grad_output), torch.empty_like(gate_up)
+    places = [tensor.data_ptr() for tensor in (gate_up, grad_output, output, grad)]
+    share_rows(lambda _, first, last: kernels.backpropagate_gate(*places, width, first, last), rows)
     return output, grad
 
 
-def turn_apart(
-    kernels: LayerKernels, joined: Tensor, cosine: Tensor, sine: Tensor, heads: int
+def apply_rotary(
+    kernels: LayerKernels, qkv: Tensor, cosine: Tensor, sine: Tensor, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `Turned`. To turn is x * cos + (x with its halves exchanged) * sin, of which the first half is
-    negated."""
-    refuse_unreadable(joined, numbers=kernels.numbers)
-    rows, count, width = joined.shape
-    kept = (count - heads) // 2
-    require(count == heads + 2 * kept, "keys without values")
+    """See `Rotary`: x * cos + (x with its halves swapped) * sin, with the first half of the sines negated."""
+    refuse_unreadable(qkv, dtype=kernels.dtype)
+    rows, count, width = qkv.shape
+    kv_heads = (count - heads) // 2
+    require(count == heads + 2 * kv_heads, "keys without values")
     check_angles(rows, width, cosine, sine)
-    query, key, value = (joined.new_empty(rows, number, width) for number in (heads, kept, kept))
-    places = [tensor.data_ptr() for tensor in (joined, cosine, sine, query, key, value)]
-    spread(lambda _, first, last: kernels.turn_apart(*places, heads, kept, width, first, last), rows)
+    query, key, value = (qkv.new_empty(rows, number, width) for number in (heads, kv_heads, kv_heads))
+    places = [tensor.data_ptr() for tensor in (qkv, cosine, sine, query, key, value)]
+    share_rows(
+        lambda _, first, last: kernels.apply_rotary(*places, heads, kv_heads, width, first, last), rows
+    )
     return query, key, value
 
 
-def turn_back(
+def backpropagate_rotary(
     kernels: LayerKernels, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor
 ) -> Tensor:
-    """The gradient of what was joined by those of the three."""
-    refuse_unreadable(query, key, value, numbers=kernels.numbers)
-    (rows, heads, width), kept = query.shape, key.shape[1]
-    require(key.shape == value.shape == (rows, kept, width), "gradients that differ")
+    """The gradient of qkv by those of queries, keys and values."""
+    refuse_unreadable(query, key, value, dtype=kernels.dtype)
+    (rows, heads, width), kv_heads = query.shape, key.shape[1]
+    require(key.shape == value.shape == (rows, kv_heads, width), "gradients that differ")
     check_angles(rows, width, cosine, sine)
-    joined = query.new_empty(rows, heads + 2 * kept, width)
-    places = [tensor.data_ptr() for tensor in (query, key, value, cosine, sine, joined)]
-    spread(lambda _, first, last: kernels.turn_back(*places, heads, kept, width, first, last), rows)
-    return joined
+    qkv = query.new_empty(rows, heads + 2 * kv_heads, width)
+    places = [tensor.data_ptr() for tensor in (query, key, value, cosine, sine, qkv)]
+    share_rows(
+        lambda _, first, last: kernels.backpropagate_rotary(*places, heads, kv_heads, width, first, last),
+        rows,
+    )
+    return qkv
 
 
 def check_angles(rows: int, width: int, cosine: Tensor, sine: Tensor) -> None:
@@ -226,16 +241,16 @@ def check_angles(rows: int, width: int, cosine: Tensor, sine: Tensor) -> None:
     require(cosine.shape == sine.shape == (rows, 1, width) and width % 2 == 0, "angles of another width")
 
 
-def spread(work: Callable[[int, int, int], int], rows: int) -> None:
-    share(work, rows, parts=1 if rows <= FEW else None)
+def share_rows(work: Callable[[int, int, int], int], rows: int) -> None:
+    share(work, rows, parts=1 if rows <= ONE_THREAD_ROWS else None)
 
 
 @cache
-def find_layer_kernels(numbers: torch.dtype) -> LayerKernels | None:
-    """The kernels for products of such numbers."""
-    if numbers not in (torch.float32, torch.bfloat16):
+def find_layer_kernels(dtype: torch.dtype) -> LayerKernels | None:
+    """The kernels for matmuls in a dtype."""
+    if dtype not in (torch.float32, torch.bfloat16):
         return None
-    library = compile_source("layers.c", *(["-DHALVES"] if numbers == torch.bfloat16 else []))
+    library = compile_source("layers.c", *(["-DHALVES"] if dtype == torch.bfloat16 else []))
     if library is None:
         return None
     size = ctypes.c_size_t
@@ -244,20 +259,20 @@ def find_layer_kernels(numbers: torch.dtype) -> LayerKernels | None:
         find_function(library, "backpropagate_norm", 7, size, size, size),
         find_function(library, "gate", 2, size, size, size),
         find_function(library, "backpropagate_gate", 4, size, size, size),
-        find_function(library, "turn_apart", 6, *[size] * 5),
-        find_function(library, "turn_back", 6, *[size] * 5),
-        numbers,
+        find_function(library, "apply_rotary", 6, *[size] * 5),
+        find_function(library, "backpropagate_rotary", 6, *[size] * 5),
+        dtype,
     )
-    return kernels if are_right(kernels) else None
+    return kernels if are_layer_kernels_right(kernels) else None
 
 
-def are_right(kernels: LayerKernels) -> bool:
-    """Whether they compute what torch does, with and without numbers left over for half a vector."""
-    return all(is_right_for(kernels, width) for width in (32, 38))
+def are_layer_kernels_right(kernels: LayerKernels) -> bool:
+    """Whether the kernels agree with torch, for widths that are multiples of a vector and others."""
+    return all(is_right_for_width(kernels, width) for width in (32, 38))
 
 
-def is_right_for(kernels: LayerKernels, width: int) -> bool:
-    rows, heads, kept, numbers = 5, 2, 1, kernels.numbers
+def is_right_for_width(kernels: LayerKernels, width: int) -> bool:
+    rows, heads, kv_heads, dtype = 5, 2, 1, kernels.dtype
     chance = torch.Generator().manual_seed(width)
 
     def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -266,38 +281,38 @@ def is_right_for(kernels: LayerKernels, width: int) -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         hidden, gain, weight = draw(rows, width), draw(width), draw(width, width)
         cosine, sine = (draw(rows, 1, width).detach() for _ in range(2))
-        both, joined = (
-            draw(rows, 2 * width, dtype=numbers),
-            draw(rows, heads + 2 * kept, width, dtype=numbers),
+        gate_up, qkv = (
+            draw(rows, 2 * width, dtype=dtype),
+            draw(rows, heads + 2 * kv_heads, width, dtype=dtype),
         )
-        first, second = both.float().chunk(2, 1)
-        near, value = joined.float().split([heads + kept, kept], 1)
-        near = near * cosine + near.roll(width // 2, 2) * sine
+        first, second = gate_up.float().chunk(2, 1)
+        query_key, value = qkv.float().split([heads + kv_heads, kv_heads], 1)
+        query_key = query_key * cosine + query_key.roll(width // 2, 2) * sine
         normed = nn.functional.rms_norm(hidden, gain.shape, gain, 1e-5)
         cases = [
-            (Normed.apply(hidden, gain, 1e-5, kernels), normed, (hidden, gain)),
+            (RmsNorm.apply(hidden, gain, 1e-5, kernels), normed, (hidden, gain)),
             (
-                NormedProduct.apply(hidden, gain, None, 1e-5, kernels, weight),
+                NormLinear.apply(hidden, gain, None, 1e-5, kernels, weight),
                 normed @ weight.t(),
                 (hidden, gain, weight),
             ),
             (
-                GatedProduct.apply(both, weight, None, kernels),
+                GatedLinear.apply(gate_up, weight, None, kernels),
                 (nn.functional.silu(first) * second) @ weight.t(),
-                (both, weight),
+                (gate_up, weight),
             ),
             (
-                torch.cat(cast("tuple[Tensor, ...]", Turned.apply(joined, cosine, sine, heads, kernels)), 1),
-                torch.cat([near, value], 1),
-                (joined,),
+                torch.cat(cast("tuple[Tensor, ...]", Rotary.apply(qkv, cosine, sine, heads, kernels)), 1),
+                torch.cat([query_key, value], 1),
+                (qkv,),
             ),
         ]
         for found, expected, inputs in cases:
-            pull = torch.randn(expected.shape, generator=chance)
-            grads = torch.autograd.grad(cast(Tensor, found), inputs, pull.to(numbers))
-            wanted = torch.autograd.grad(expected, inputs, pull, retain_graph=True)
+            grad_output = torch.randn(expected.shape, generator=chance)
+            grads = torch.autograd.grad(cast(Tensor, found), inputs, grad_output.to(dtype))
+            wanted = torch.autograd.grad(expected, inputs, grad_output, retain_graph=True)
             for one, other in zip((cast(Tensor, found), *grads), (expected, *wanted), strict=True):
-                apart = (one - other).detach().norm() / other.detach().norm()
-                if not apart <= (1e-5 if numbers == torch.float32 else 2e-2):  # nor what is no number
+                relative_error = (one - other).detach().norm() / other.detach().norm()
+                if not relative_error <= (1e-5 if dtype == torch.float32 else 2e-2):  # NaN is refused, too
                     return False
     return True

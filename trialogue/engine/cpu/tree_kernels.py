@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-"""Attention of an update on a CPU, in C: `c/tree.c`, compiled for the machine when first needed.
+"""Attention of an update on a CPU, in C (`c/tree.c`).
 
-torch's own kernel reaches half the speed of a large product and has to be called for every pair of a node and
-what lies above it. Here a node's queries go along their whole path at once. In bfloat16 what is multiplied is
-rounded and sums stay float32, on processors that multiply such numbers.
+torch's own kernel reaches half the speed of a large matmul and must be called for every node and each of its
+ancestors. Here a node's queries attend to their whole path at once. In bfloat16 inputs are rounded and sums
+stay float32, on processors that multiply bfloat16.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 
 from trialogue.engine.cpu.compiled import compile_source, find_function, refuse_unreadable, require, share
 
-WIDEST = 16  # lanes of any vector: what nodes are padded to
+WIDEST = 16  # most lanes of a vector; nodes are padded to it
 
 
 @dataclass(frozen=True, slots=True)
 class TreeKernels:
-    """`c/tree.c` as compiled for this machine."""
+    """`c/tree.c` compiled for this machine."""
 
     attend: Callable[..., int]
     backpropagate: Callable[..., int]
     lanes: int
     block: int
-    """Queries in a piece of work of the backward pass."""
+    """Queries of one piece of work in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Which nodes each node looks at, itself last, and where each is laid, padded to whole tiles."""
+    """The nodes that each node attends to, itself last, and where each begins when padded to whole tiles."""
 
     starts: Tensor  # packed range of each node
     stops: Tensor
@@ -46,7 +46,7 @@ class Paths:
 
     @classmethod
     def make(cls, ranges: Sequence[tuple[int, int]], above: Sequence[Sequence[int]]) -> Paths:
-        """Of nodes' packed ranges, and the nodes on the way to each."""
+        """From the nodes' packed ranges and the ancestors of each."""
         lengths = [stop - start for start, stop in ranges]
         padded = torch.tensor([length + -length % WIDEST for length in lengths])
         starts, stops = (torch.tensor(places) for places in zip(*ranges, strict=True))
@@ -54,9 +54,9 @@ class Paths:
         ends = torch.tensor([len(nodes) + 1 for nodes in above]).cumsum(0)
         return cls(starts, stops, padded.cumsum(0) - padded, path, ends, int(padded.sum()), lengths)
 
-    def count(self, rows: int, group: int, kept: int) -> int:
-        """Pieces of work of so many queries."""
-        return kept * sum(-(-length * group // rows) for length in self.lengths)
+    def count(self, rows: int, group: int, kv_heads: int) -> int:
+        """Number of pieces of `rows` queries."""
+        return kv_heads * sum(-(-length * group // rows) for length in self.lengths)
 
     def addresses(self) -> list[int]:
         return [part.data_ptr() for part in (self.starts, self.stops, self.places, self.path, self.ends)]
@@ -78,8 +78,8 @@ def attend_paths(
 def backpropagate_paths(
     kernels: TreeKernels, inputs: Sequence[Tensor], results: Sequence[Tensor], paths: Paths, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value that `attend_paths` was given; `results` are the output and log-sums
-    it gave, and the output's gradient."""
+    """Gradients of the `inputs` of `attend_paths`: query, key, value. `results` are its output, its log-sums,
+    and the gradient of its output."""
     (query, key, value), (output, sums, grad) = inputs, results
     given = (*inputs, *results)
     refuse_unreadable(*given)
@@ -87,8 +87,8 @@ def backpropagate_paths(
     require(
         output.shape == grad.shape == query.shape and sums.shape == query.shape[:2], "gradients that differ"
     )
-    # Pieces go head after head, and with no more threads than heads neighbours alone can meet in one: two
-    # places to add up in are enough, and the sum does not depend on who comes first.
+    # Pieces are ordered by head. With at most as many threads as heads, only neighbouring threads share a
+    # head. So two accumulators are enough, and the sum does not depend on timing.
     threads = min(torch.get_num_threads(), key.shape[1])
     grad_query = torch.empty_like(query)
     grad_key, grad_value = (tensor.new_zeros(min(threads, 2), *tensor.shape) for tensor in (key, value))
@@ -107,19 +107,19 @@ def backpropagate_paths(
 def find_sizes(
     kernels: TreeKernels, query: Tensor, key: Tensor, value: Tensor, paths: Paths
 ) -> tuple[int, int, int, int, int]:
-    (tokens, heads, width), kept = query.shape, key.shape[1]
-    require(key.shape == value.shape == (tokens, kept, width), "keys or values of another width")
-    require(width % kernels.lanes == 0, "a width that is no whole number of vectors")
-    require(heads % kept == 0, "heads that cannot share keys evenly")
-    require(sum(paths.lengths) == tokens, "tokens that are in no node")
-    return heads, kept, width, len(paths.lengths), paths.room
+    (tokens, heads, width), kv_heads = query.shape, key.shape[1]
+    require(key.shape == value.shape == (tokens, kv_heads, width), "keys or values of another width")
+    require(width % kernels.lanes == 0, "a width that is not a multiple of the vector")
+    require(heads % kv_heads == 0, "heads that are not a multiple of the KV heads")
+    require(sum(paths.lengths) == tokens, "tokens outside the nodes")
+    return heads, kv_heads, width, len(paths.lengths), paths.room
 
 
 def find_tree_kernels(query: Tensor, key: Tensor, value: Tensor) -> TreeKernels | None:
-    """The kernels for these, [N, heads, D] each, where they fit. Numbers that the processor cannot multiply
-    can be made float32."""
+    """The kernels for these [N, heads, D] tensors, if they fit. A dtype that the processor cannot multiply is
+    converted to float32."""
     is_narrow = query.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if query.device.type != "cpu" or not is_narrow or key.shape != value.shape or not len(query):
+    if not is_narrow or key.shape != value.shape or not len(query):
         return None
     kernels = load_tree_kernels(is_half=True) if query.dtype == torch.bfloat16 else None
     kernels = kernels or load_tree_kernels(is_half=False)
@@ -138,27 +138,27 @@ def load_tree_kernels(*, is_half: bool) -> TreeKernels | None:
         ctypes.c_size_t.in_dll(library, "lanes_of_a_vector").value,
         ctypes.c_size_t.in_dll(library, "queries_of_a_block").value,
     )
-    return kernels if are_right(kernels, 2e-2 if is_half else 1e-5) else None
+    return kernels if are_tree_kernels_right(kernels, 2e-2 if is_half else 1e-5) else None
 
 
-def are_right(kernels: TreeKernels, tolerance: float) -> bool:
-    """Whether they compute what torch does, for a node with two below it."""
+def are_tree_kernels_right(kernels: TreeKernels, tolerance: float) -> bool:
+    """Whether the kernels agree with torch, for a node with two children."""
     ranges, above = [(0, 20), (20, 27), (27, 90)], [[], [0], [0]]
-    heads, kept, width, count = 6, 2, 2 * kernels.lanes, 90
+    heads, kv_heads, width, count = 6, 2, 2 * kernels.lanes, 90
     chance = torch.Generator().manual_seed(0)
     query, key, value, grad = (
-        torch.randn(count, number, width, generator=chance) for number in (heads, kept, kept, heads)
+        torch.randn(count, number, width, generator=chance) for number in (heads, kv_heads, kv_heads, heads)
     )
-    seen = torch.zeros(count, count, dtype=torch.bool)
+    visible = torch.zeros(count, count, dtype=torch.bool)
     for (start, stop), nodes in zip(ranges, above, strict=True):
-        seen[start:stop, start:stop] = torch.ones(stop - start, stop - start).tril().bool()
+        visible[start:stop, start:stop] = torch.ones(stop - start, stop - start).tril().bool()
         for node in nodes:
-            seen[start:stop, slice(*ranges[node])] = True
+            visible[start:stop, slice(*ranges[node])] = True
     with torch.inference_mode(False), torch.enable_grad():
         inputs = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
         batch = (tensor.transpose(0, 1)[None] for tensor in inputs)
         expected = torch.nn.functional.scaled_dot_product_attention(
-            *batch, attn_mask=seen, scale=0.2, enable_gqa=True
+            *batch, attn_mask=visible, scale=0.2, enable_gqa=True
         )[0].transpose(0, 1)
         grads = torch.autograd.grad(expected, inputs, grad)
     paths = Paths.make(ranges, above)

@@ -68,10 +68,10 @@ def save_renderer(folder: Path, tokenizer: Any, renderer: Renderer) -> None:
 def load_local(path: str, speaker: Speaker, limits: Limits, seed: int) -> ModelSource:
     """A checkpoint that speaks in this process. Greedy unless the speaker has a temperature."""
     from trialogue.engine.api import EngineSettings
-    from trialogue.engine.models import find_folder
+    from trialogue.engine.models import find_model_folder
     from trialogue.engine.torch_engine import TorchEngine
 
-    folder = find_folder(path)
+    folder = find_model_folder(path)
     tokenizer, renderer = load_renderer(folder)
     settings = EngineSettings(seed=seed, vocabulary=count_ids(tokenizer))
     engine = TorchEngine.load(folder, settings)

@@ -1,11 +1,10 @@
-/* What lies between the products of layers, forward and backward: norms, gates, rotations, each in one pass over its
-   rows. Products give and take float32, or bfloat16 with HALVES; hidden states and all that is computed here
-   are float32. Only rows from `first` on and before `last` are touched, so that threads can share the work. */
+/* Operations between the matmuls of a layer, forward and backward: norms, gates, rotary embeddings, each in one pass
+   over its rows. The inputs and outputs of matmuls are float32, or bfloat16 with HALVES; hidden states and
+   everything computed here are float32. Only rows [first, last) are touched, so that threads can share the work. */
 #include "rows.h"
 
-/* inputs [rows, width] divided by the root of their mean square, times a weight [width]; `scales` [rows] are what they
-   were multiplied by. */
-int normalize(const float *inputs, const float *weight, number *output, float *scales, size_t width, double eps,
+/* RMS norm of inputs [rows, width] with a weight [width]; `scales` [rows] gets the factor of each row. */
+int normalize(const float *inputs, const float *weight, scalar *output, float *scales, size_t width, double eps,
               size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++)
@@ -13,68 +12,66 @@ int normalize(const float *inputs, const float *weight, number *output, float *s
     return 0;
 }
 
-/* Of what `normalize` was given and gave, and `pull` [rows, width], the gradient of its output: that of the inputs, and
-   what these rows add to that of the weight. `output` is made once more. */
-int backpropagate_norm(const float *inputs, const float *weight, const float *scales, const number *pull,
-                       number *output, float *grad, float *gained, size_t width, size_t first, size_t last)
+/* Gradients of `normalize` by that of its output, `grad_output` [rows, width]: `grad` of the inputs, and what these
+   rows add to `grad_weight`. Computes the norm again, into `output`. */
+int backpropagate_norm(const float *inputs, const float *weight, const float *scales, const scalar *grad_output,
+                       scalar *output, float *grad, float *grad_weight, size_t width, size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++) {
         const float *from = inputs + row * width;
-        const number *drawn = pull + row * width;
-        number *again = output + row * width;
+        const scalar *grad_row = grad_output + row * width;
+        scalar *normed = output + row * width;
         float *to = grad + row * width, scale = scales[row];
         lanes sum = {0};
         size_t i = 0;
         for (; i + LANES <= width; i += LANES) {
-            lanes x = load(from + i), d = get(drawn + i), w = load(weight + i), plain = x * scale;
+            lanes x = load(from + i), d = get(grad_row + i), w = load(weight + i), plain = x * scale;
             sum += d * w * x;
-            store(gained + i, load(gained + i) + d * plain);
-            put(again + i, plain * w);
+            store(grad_weight + i, load(grad_weight + i) + d * plain);
+            put(normed + i, plain * w);
         }
-        float total = add_up(sum);
+        float total = sum_lanes(sum);
         for (; i < width; i++) {
-            float plain = from[i] * scale, d = get_one(drawn + i);
+            float plain = from[i] * scale, d = get_one(grad_row + i);
             total += d * weight[i] * from[i];
-            gained[i] += d * plain;
-            put_one(again + i, plain * weight[i]);
+            grad_weight[i] += d * plain;
+            put_one(normed + i, plain * weight[i]);
         }
         float mean = total * scale * scale / width;
         for (i = 0; i + LANES <= width; i += LANES)
-            store(to + i, scale * (get(drawn + i) * load(weight + i) - mean * load(from + i)));
+            store(to + i, scale * (get(grad_row + i) * load(weight + i) - mean * load(from + i)));
         for (; i < width; i++)
-            to[i] = scale * (get_one(drawn + i) * weight[i] - mean * from[i]);
+            to[i] = scale * (get_one(grad_row + i) * weight[i] - mean * from[i]);
     }
     return 0;
 }
 
-/* Both halves of a feed-forward layer [rows, 2 * width] → [rows, width]: the first, times its own logistic function,
-   times the second. */
-int gate(const number *both, number *output, size_t width, size_t first, size_t last)
+/* silu(gate) * up: gate and up side by side [rows, 2 * width] → [rows, width]. */
+int gate(const scalar *both, scalar *output, size_t width, size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++)
         gate_row(both + row * 2 * width, both + (row * 2 + 1) * width, output + row * width, width);
     return 0;
 }
 
-/* Of what `gate` was given and `pull` [rows, width], the gradient of its output: that of both halves. `output` is made
-   once more. */
-int backpropagate_gate(const number *both, const number *pull, number *output, number *grad, size_t width,
+/* Gradient of `gate` by that of its output, `grad_output` [rows, width]. Computes the output again, too. */
+int backpropagate_gate(const scalar *both, const scalar *grad_output, scalar *output, scalar *grad, size_t width,
                        size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++) {
-        const number *one = both + row * 2 * width, *other = one + width, *drawn = pull + row * width;
-        number *again = output + row * width, *to = grad + row * 2 * width;
+        const scalar *one = both + row * 2 * width, *other = one + width, *grad_row = grad_output + row * width;
+        scalar *gated = output + row * width, *to = grad + row * 2 * width;
         size_t i = 0;
         for (; i + LANES <= width; i += LANES) {
-            lanes x = get(one + i), y = get(other + i), d = get(drawn + i), share = squash(x), open = x * share;
-            put(again + i, open * y);
+            lanes x = get(one + i), y = get(other + i), d = get(grad_row + i), share = sigmoid(x), open = x * share;
+            put(gated + i, open * y);
             put(to + i, d * y * (share + open * (1.0f - share)));
             put(to + width + i, d * open);
         }
         for (; i < width; i++) {
-            float x = get_one(one + i), y = get_one(other + i), d = get_one(drawn + i);
+            float x = get_one(one + i), y = get_one(other + i), d = get_one(grad_row + i);
             float share = 1.0f / (1.0f + expf(-x)), open = x * share;
-            put_one(again + i, open * y);
+            put_one(gated + i, open * y);
             put_one(to + i, d * y * (share + open * (1.0f - share)));
             put_one(to + width + i, d * open);
         }
@@ -82,35 +79,36 @@ int backpropagate_gate(const number *both, const number *pull, number *output, n
     return 0;
 }
 
-/* Queries, keys and values of each token, side by side in `joined` [rows, heads + 2 * kept, width], and apart. Queries
-   and keys are turned by angles [rows, width], of which the sines of the first half are negated already. */
-int turn_apart(const number *joined, const float *cosines, const float *sines, number *query, number *key,
-               number *value, size_t heads, size_t kept, size_t width, size_t first, size_t last)
+/* Split `qkv` [rows, heads + 2 * kv_heads, width] into queries, keys and values, and apply rotary embeddings to
+   queries and keys. `cosines` and `sines` are [rows, width]; the sines of the first half are negated. */
+int apply_rotary(const scalar *qkv, const float *cosines, const float *sines, scalar *query, scalar *key, scalar *value,
+                 size_t heads, size_t kv_heads, size_t width, size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++) {
-        const number *from = joined + row * (heads + 2 * kept) * width;
+        const scalar *from = qkv + row * (heads + 2 * kv_heads) * width;
         const float *cosine = cosines + row * width, *sine = sines + row * width;
         for (size_t head = 0; head < heads; head++, from += width)
-            turn(from, cosine, sine, query + (row * heads + head) * width, width / 2, 0);
-        for (size_t head = 0; head < kept; head++, from += width)
-            turn(from, cosine, sine, key + (row * kept + head) * width, width / 2, 0);
-        memcpy(value + row * kept * width, from, kept * width * sizeof(number));
+            apply_rotary_row(from, cosine, sine, query + (row * heads + head) * width, width / 2, 0);
+        for (size_t head = 0; head < kv_heads; head++, from += width)
+            apply_rotary_row(from, cosine, sine, key + (row * kv_heads + head) * width, width / 2, 0);
+        memcpy(value + row * kv_heads * width, from, kv_heads * width * sizeof(scalar));
     }
     return 0;
 }
 
-/* The way back: gradients of the three → that of what was joined. */
-int turn_back(const number *query, const number *key, const number *value, const float *cosines, const float *sines,
-              number *joined, size_t heads, size_t kept, size_t width, size_t first, size_t last)
+/* Gradient of `qkv` by those of queries, keys and values. */
+int backpropagate_rotary(const scalar *query, const scalar *key, const scalar *value, const float *cosines,
+                         const float *sines, scalar *qkv, size_t heads, size_t kv_heads, size_t width, size_t first,
+                         size_t last)
 {
     for (size_t row = first; row < last; row++) {
-        number *to = joined + row * (heads + 2 * kept) * width;
+        scalar *to = qkv + row * (heads + 2 * kv_heads) * width;
         const float *cosine = cosines + row * width, *sine = sines + row * width;
         for (size_t head = 0; head < heads; head++, to += width)
-            turn(query + (row * heads + head) * width, cosine, sine, to, width / 2, 1);
-        for (size_t head = 0; head < kept; head++, to += width)
-            turn(key + (row * kept + head) * width, cosine, sine, to, width / 2, 1);
-        memcpy(to, value + row * kept * width, kept * width * sizeof(number));
+            apply_rotary_row(query + (row * heads + head) * width, cosine, sine, to, width / 2, 1);
+        for (size_t head = 0; head < kv_heads; head++, to += width)
+            apply_rotary_row(key + (row * kv_heads + head) * width, cosine, sine, to, width / 2, 1);
+        memcpy(to, value + row * kv_heads * width, kv_heads * width * sizeof(scalar));
     }
     return 0;
 }

@@ -1,11 +1,11 @@
-/* Logits of an update to probabilities, a row at a time while it is near: what torch does in eight passes through
-   memory. */
+/* Logits of an update to log-probabilities and probabilities, one row at a time while it is in the CPU's cache.
+   torch makes eight passes through memory. */
 #include "tiles.h"
 #include <math.h>
 
 typedef uint16_t halves __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(sizeof(uint16_t))));
 
-/* Up to LANES numbers; those that are not there count for nothing. */
+/* Up to LANES numbers; missing ones are very small. */
 static lanes load_some(const float *from, size_t count)
 {
     float some[LANES];
@@ -16,24 +16,24 @@ static lanes load_some(const float *from, size_t count)
     return load(some);
 }
 
-/* Of each row of logits [rows, count] the log-probability of its target, the log of its sum and its entropy; the
-   logits are used up, and if `is_kept` become probabilities, which go to `rounded` in bfloat16 if it is there. Only
-   the rows from `first` on and before `last`. 0 when all went well. */
-int weigh(float *logits, const int64_t *targets, float *logprobs, float *sums, float *entropies,
-          uint16_t *rounded, size_t is_kept, size_t count, size_t first, size_t last)
+/* For each row of logits [rows, count] in [first, last): the log-probability of its target, its log-sum-exp and its
+   entropy. Overwrites the logits; with `is_kept` by probabilities, which go to `rounded` in bfloat16 if it is not NULL.
+   Returns 0. */
+int weigh(float *logits, const int64_t *targets, float *logprobs, float *sums, float *entropies, uint16_t *rounded,
+          size_t is_kept, size_t count, size_t first, size_t last)
 {
     for (size_t row = first; row < last; row++) {
         float *line = logits + row * count, target = line[targets[row]], most, total = 0, mean = 0;
         lanes top = load_some(line, count), all = {0}, weighed = {0};
         for (size_t i = LANES; i < count; i += LANES) {
             lanes some = load_some(line + i, count - i);
-            top = choose(some > top, some, top);
+            top = select_lanes(some > top, some, top);
         }
         most = top[0];
         for (size_t lane = 1; lane < LANES; lane++)
             most = top[lane] > most ? top[lane] : most;
         for (size_t i = 0; i < count; i += LANES) {
-            lanes below = load_some(line + i, count - i) - most, weights = power(below);
+            lanes below = load_some(line + i, count - i) - most, weights = exp_lanes(below);
             all += weights;
             weighed += weights * below;
             if (count - i >= LANES)

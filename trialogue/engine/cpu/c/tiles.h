@@ -1,6 +1,5 @@
-/* Vectors of the machine, and tiles: a few rows times a few lanes of a matrix, with all sums in registers. What is
-   large is made of tiles. Compiled with PAIRS, the numbers that are multiplied are bfloat16, two
-   to a unit; sums are float32 either way. */
+/* Vectors of the machine, and tiles: a few rows times one vector of columns, with all sums in registers. Larger
+   matmuls are made of tiles. With PAIRS the inputs are bfloat16, two to a unit; sums are float32 either way. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -23,18 +22,18 @@ typedef int whole __attribute__((vector_size(LANES * sizeof(int)), aligned(sizeo
 static inline lanes load(const float *from) { return *(const lanes *)from; }
 static inline void store(float *to, lanes values) { *(lanes *)to = values; }
 
-static inline lanes choose(whole where, lanes one, lanes other)
+static inline lanes select_lanes(whole where, lanes one, lanes other)
 {
     return (lanes)((where & (whole)one) | (~where & (whole)other));
 }
 
-/* e to the power of numbers up to 0: two to the whole part, a polynomial for the rest. Below -87 it is
-   nothing: numbers too small to be written as others slow everything down that they meet. */
-static inline lanes power(lanes x)
+/* exp for numbers up to 0: two to the whole part, a polynomial for the rest. Below -87 the result is 0, because
+   denormal numbers slow down all arithmetic. */
+static inline lanes exp_lanes(lanes x)
 {
-    const float round = 12582912.0f; /* 1.5 * 2^23: what is added to it loses its fraction */
+    const float round = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
     lanes given = x;
-    x = choose(x < -87.0f, (lanes){0} - 87.0f, x);
+    x = select_lanes(x < -87.0f, (lanes){0} - 87.0f, x);
     lanes shifted = x * 1.44269504f + round, n = shifted - round;
     lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
     lanes p = 1.3888889e-3f * r + 8.3333333e-3f;
@@ -44,10 +43,10 @@ static inline lanes power(lanes x)
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     lanes found = (lanes)(((whole)p + ((whole)shifted << 23)) & ~(given < -87.0f));
-    return choose(given != given, given, found); /* what is no number stays none */
+    return select_lanes(given != given, given, found); /* NaN propagates */
 }
 
-/* To bfloat16: the nearest, of two the even one; what is no number stays none. */
+/* To bfloat16, rounded to nearest even; NaN stays NaN. */
 static inline uint32_t to_half(float number)
 {
     uint32_t bits;
@@ -60,14 +59,14 @@ static inline whole to_halves(lanes numbers)
     return (none & 0x7fc0) | (~none & ((bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff));
 }
 
-/* -- units: what one step of a product takes from each row and each lane -------------------------------- */
+/* -- units: what one step of a matmul takes from each row and each lane --------------------------------- */
 
 #ifdef PAIRS
 #ifndef __AVX512BF16__
 #error "this processor does not multiply bfloat16"
 #endif
 #include <immintrin.h>
-#define NUMBERS 2
+#define PER_UNIT 2
 typedef uint32_t unit;
 typedef whole units;
 static inline unit join(float first, float second) { return to_half(first) | to_half(second) << 16; }
@@ -77,13 +76,13 @@ static inline lanes add_product(lanes sum, unit row, units line)
     return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)row), (__m512bh)line);
 }
 #else
-#define NUMBERS 1
+#define PER_UNIT 1
 typedef float unit;
 typedef lanes units;
 static inline lanes add_product(lanes sum, unit row, units line) { return sum + row * line; }
 #endif
 /* The next unit of a row. */
-static inline unit take(const float *from)
+static inline unit to_unit(const float *from)
 {
 #ifdef PAIRS
     return join(from[0], from[1]);
@@ -104,7 +103,7 @@ static inline void to_units(const float *from, unit *to, size_t count)
         memcpy(to + i, &pairs, sizeof pairs);
     }
     for (; i < count; i++)
-        to[i] = take(from + 2 * i);
+        to[i] = to_unit(from + 2 * i);
 #else
     memcpy(to, from, count * sizeof(unit));
 #endif
@@ -112,9 +111,8 @@ static inline void to_units(const float *from, unit *to, size_t count)
 
 /* -- tiles ---------------------------------------------------------------------------------------------- */
 
-/* Sums stay in registers while `width` lines of the matrix pass, `stride` units apart, so that each is
-   fetched once for all rows. The rows lie side by side, [width][count]: one address leads through all. With
-   `add` the sums are added to what is there. */
+/* The sums stay in registers while `width` lines of the matrix are read, `stride` units apart, so that each line is
+   read once for all rows. The rows are interleaved, [width][count]. With `add` the sums are added to the output. */
 #define TILE(count)                                                                                       \
     static void tile_##count(const unit *rows, const unit *matrix, size_t stride, float *output,          \
                              size_t width, size_t outputs, int add)                                       \
