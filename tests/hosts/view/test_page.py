@@ -124,7 +124,7 @@ def test_search_finds_what_was_said(page: Page, site: Site) -> None:
     expect(page.locator(".count")).to_contain_text("found, all of")
     expect(page.locator(".list tbody")).to_contain_text(words)
     page.locator("input[name=text]").fill("nobody would ever say this")
-    expect(page.locator(".list tbody")).to_contain_text("No conversation passes")
+    expect(page.locator(".list tbody")).to_contain_text("No conversation matches")
 
 
 def test_lost_by_all_siblings(page: Page, site: Site) -> None:
