@@ -390,7 +390,7 @@ CHOSEN_BY_THE_CALLER = {
     *("TrainConfig.domain", "TrainConfig.data", "Synthesis.against"),
     *("Speaker.base_url", "Speaker.api_key_env"),
     *("EngineChoice.name", "EngineChoice.url", "EngineChoice.weights"),
-    *("AdvantageSettings.name", "LossSettings.name"),
+    *("AdvantageSettings.name", "LossSettings.name", "RewardSettings.name"),
 }
 READ_AS_DATA = {
     *("Speaker.model", "Speaker.otherwise", "Speaker.prompt", "Speaker.personas"),

@@ -25,6 +25,7 @@ from trialogue.settings import (
     LossSettings,
     Optimizer,
     RendererSettings,
+    RewardSettings,
     Section,
     StragglerSettings,
     Training,
@@ -40,6 +41,7 @@ class InDomain(Section):
     """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
     seed: int = 0
     """Seed of every random choice."""
+    reward: RewardSettings = RewardSettings()
 
 
 class Limits(Section):
@@ -216,7 +218,7 @@ class SftSettings(Section):
     faults: float = Field(default=0.0, ge=0, le=1)
     """How faulty the oracle is: the chance of each kind of mistake."""
     only_successes: bool = True
-    """Leave out conversations whose reward is below 1."""
+    """Leave out conversations whose reward does not count as a success."""
     side: Literal["agent", "user"] = "agent"
     """Whose turns are learned."""
     epochs: float = Field(default=1.0, gt=0)

@@ -47,6 +47,8 @@ class Entry(Frozen):
     trial: int = 0
     end: End
     reward: float | None = None
+    success: bool | None = None
+    """Whether it counts as solved, where its reward says so itself."""
     blame: Blame | None = None
     findings: int = 0
     """What the audit of the user found."""
@@ -96,6 +98,7 @@ def to_entry(trajectory: Trajectory, file: str, at: int, length: int) -> Entry:
         trial=trajectory.trial,
         end=trajectory.end,
         reward=None if trajectory.reward is None else trajectory.reward.value,
+        success=None if trajectory.reward is None else trajectory.reward.success,
         blame=trajectory.blame,
         findings=len(trajectory.findings),
         excluded=trajectory.excluded,

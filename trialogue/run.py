@@ -52,6 +52,7 @@ from trialogue.errors import ConfigError, RunError, suggest
 from trialogue.index import is_listed, remake_index, to_index
 from trialogue.lines import append_records, read_lines, write_records
 from trialogue.reading import reading
+from trialogue.seams import split_reference
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
@@ -349,7 +350,7 @@ def _to_taken(path: Path) -> RunError:
 
 
 _PLACES = ("domain", "data", "model", "otherwise", "examples", "prompt", "personas")
-"""Settings that may name a file or folder."""
+"""Settings that may name a file or folder. Every other one may name code in a file."""
 WORDS = (
     "domain",
     "house",
@@ -373,7 +374,13 @@ def map_places(value: Any, find: Callable[[Path], Path | None], key: str = "") -
         return {name: map_places(inner, find, name) for name, inner in items}
     if isinstance(value, list):
         return [map_places(inner, find, key) for inner in cast("list[Any]", value)]
-    if key not in _PLACES or not isinstance(value, str) or value in WORDS:
+    if not isinstance(value, str) or value in WORDS:
+        return value
+    code = split_reference(value)
+    if code is not None and code.place.endswith(".py"):
+        place = find(Path(os.path.expanduser(code.place)))
+        return value if place is None else f"{place}:{code.name}"
+    if key not in _PLACES:
         return value
     kind, sign, rest = value.rpartition(":")
     place = find(Path(rest).expanduser()) if rest else None

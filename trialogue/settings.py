@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from trialogue.errors import suggest
 from trialogue.seams import Seam, split_reference
 
+REWARDS = ("outcome",)
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 ENGINES = ("torch", "tinker", "vllm")
@@ -30,6 +31,14 @@ def _is_known(*names: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+class RewardSettings(Section):
+    """What a conversation is worth, and whether it counts as a success."""
+
+    name: Annotated[str, Seam(), _is_known("", *REWARDS)] = ""
+    """outcome: 1 where everything that the task expects has come about, else 0; or module:name of a function
+    (task, trajectory, environment) that returns a Reward, or something to await. Empty: the domain's own."""
 
 
 class AdvantageSettings(Section):

@@ -99,14 +99,25 @@ class Difference(Frozen):
     actual: Any = None
 
 
+SUCCESS = 1.0 - 1e-6
+"""A reward from here on counts as a success, where it does not say itself what counts."""
+
+
 class Reward(Frozen):
     """How well it went: a value, its parts, and evidence a person can read."""
 
     value: float
+    success: bool | None = None
+    """Whether the conversation counts as solved. None: where the value is 1 or more."""
     parts: dict[str, float] = {}
     why: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     """The first places where the database is not as it should be."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the conversation counts as solved, in pass^k and everywhere else."""
+        return self.value >= SUCCESS if self.success is None else self.success
 
 
 Fault = Literal[
@@ -159,6 +170,11 @@ class Trajectory(Frozen):
             raise ValueError(f"conversation {self.id} ended in '{self.end}' and has no reward")
         return self.reward.value
 
+    @property
+    def is_success(self) -> bool:
+        """Whether it was graded and counts as solved."""
+        return self.reward is not None and self.reward.is_success
+
     def to_json(self) -> str:
         return self.model_dump_json(exclude_defaults=True)
 
@@ -176,6 +192,23 @@ def tell_near_calls(number: int) -> str:
         f"near calls: {number} {what} but not in the form that was asked for, and went to the user as text: "
         "fine-tune the model (trialogue sft DOMAIN), or set renderer.lenient=true to read such replies as "
         "calls"
+    )
+
+
+def find_no_success(trajectories: Iterable[Trajectory]) -> tuple[float, float] | None:
+    """The lowest and highest reward, where rewards vary, none counts as a success and none says what does."""
+    rewards = [item.reward for item in trajectories if item.reward is not None]
+    if not rewards or any(item.success is not None or item.is_success for item in rewards):
+        return None
+    values = [item.value for item in rewards]
+    return (min(values), max(values)) if min(values) < max(values) else None
+
+
+def tell_no_success(low: float, high: float) -> str:
+    """What to say about them, and what to do."""
+    return (
+        f"success: no conversation counts as a success, although the rewards vary from {low:.3g} to "
+        f"{high:.3g}: a reward counts from 1 on, unless it says what does: return Reward(value=…, success=…)"
     )
 
 

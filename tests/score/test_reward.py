@@ -265,13 +265,14 @@ def test_pass_hat_k_by_hand() -> None:
 
 
 def test_pass_hats_average_over_the_tasks_that_have_so_many_trials() -> None:
-    hats = pass_hats({"a": [1, 1, 1, 1], "b": [1, 1, 0, 0], "c": [0, 0.999, 1.0, 1 - 1e-9]})
+    won, lost = True, False
+    hats = pass_hats({"a": [won] * 4, "b": [won, won, lost, lost], "c": [lost, lost, won, won]})
     assert list(hats) == [1, 2, 3, 4]
     assert [hats[k].value for k in hats] == pytest.approx(
         [(1 + 1 / 2 + 1 / 2) / 3, (1 + 1 / 6 * 2) / 3, 1 / 3, 1 / 3]
     )
-    lost = pass_hats({"a": [1, 1, 0], "b": [1, 1]})  # a lost trial takes no figure away
-    assert [interval.value for interval in lost.values()] == pytest.approx([5 / 6, 2 / 3, 0])
+    fewer = pass_hats({"a": [won, won, lost], "b": [won, won]})  # a lost trial takes no figure away
+    assert [interval.value for interval in fewer.values()] == pytest.approx([5 / 6, 2 / 3, 0])
     assert pass_hats({}) == {}
 
 
@@ -300,7 +301,7 @@ def test_failed_conversations_are_counted_and_never_averaged() -> None:
     failed = held(task, end="error").model_copy(update={"error": "x", "blame": "user"})
     summary = summarize([good, bad], [failed])
     assert summary["errors"] == {"x": 1}
-    assert by_task([good, bad, failed]) == {"t": [1.0, 0.0]}
+    assert by_task([good, bad, failed]) == {"t": [True, False]}
     assert (summary["reward"], summary["pass^1"], summary["pass^2"]) == (0.5, 0.5, 0.0)
     assert (summary["tasks"], summary["conversations"], summary["failed"]) == (1, 2, 1)
     assert summary["ends"] == {"error": 1, "max_turns": 1, "user_stop": 1}

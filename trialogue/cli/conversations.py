@@ -14,7 +14,7 @@ from trialogue.cli.options import Asked, find_ask, find_keys, in_domain, to_resu
 from trialogue.output import echo, echo_json
 
 EVAL = (
-    *("agent", "user", "split", "tasks", "trials", "seed", "data"),
+    *("agent", "user", "reward", "split", "tasks", "trials", "seed", "data"),
     *("config", "resume", "trust", "json"),
 )
 
@@ -82,7 +82,7 @@ def _evaluate(kind: Literal["eval", "rollout"], asked: Asked, as_json: bool) -> 
     "--as", "side", type=click.Choice(["agent", "user"]), default="agent", help="Which side you take."
 )
 @click.option("--task", help="Id of the task. Default: one chosen by the seed.")
-@in_domain("agent", "user", "split", "seed", "data", "config", "json")
+@in_domain("agent", "user", "reward", "split", "seed", "data", "config", "json")
 def play_verb(asked: Asked, side: Literal["agent", "user"], task: str | None, as_json: bool) -> None:
     """Sit on one side of a conversation in a DOMAIN: type text, or a call such as get_order order_id=W1.
 
@@ -118,6 +118,7 @@ def _play(
 
     from trialogue.config import EvalConfig
     from trialogue.score.play import find_task, play
+    from trialogue.score.reward import with_reward
     from trialogue.screen import Screen
     from trialogue.talk.human import HumanModel, ask_aside
     from trialogue.view.terminal import show_why
@@ -125,7 +126,7 @@ def _play(
 
     patient = replace(asked, defaults=(*asked.defaults, "limits.seconds=86400"))
     config = patient.to_config(EvalConfig)
-    found = find_domain(config.domain, config.data)
+    found = with_reward(find_domain(config.domain, config.data), config.reward.name)
     chosen = find_task(found, config, task, any_split=asked.options.get("split") is None)
     console = Screen(stderr=as_json)
     person = HumanModel(side, found, chosen, console, ask_aside if as_json else input, shows_calls=calls)

@@ -60,7 +60,8 @@ def draft_verb(folder: str, settings: tuple[str, ...], file: str | None, as_json
 
 @click.command("synthesize")
 @in_domain(
-    *("agent", "user", "judge", "count", "split", "seed", "data"), *("config", "resume", "trust", "json")
+    *("agent", "user", "reward", "judge", "count", "split", "seed", "data"),
+    *("config", "resume", "trust", "json"),
 )
 def synthesize_verb(asked: Asked, as_json: bool) -> None:
     """Make a corpus to imitate: a teacher's conversations in a DOMAIN, verified, without doubles.

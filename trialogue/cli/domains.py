@@ -35,10 +35,11 @@ def init_verb(name: str, as_json: bool) -> None:
     metavar="TRAIN TEST",
     help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
 )
-@offer("split", "tasks", "seed", "data", "json")
+@offer("reward", "split", "tasks", "seed", "data", "json")
 def check_verb(
     domain: str | None,
     contamination: tuple[str, str] | None,
+    reward: str | None,
     split: str | None,
     tasks: int | None,
     seed: int | None,
@@ -65,10 +66,11 @@ def check_verb(
     if domain is None:
         raise click.UsageError("name a DOMAIN to check, or two sets with --contamination TRAIN TEST")
     from trialogue.score.check import check
+    from trialogue.score.reward import with_reward
     from trialogue.view.terminal import show_check
     from trialogue.world.find import find_domain
 
-    checked = check(find_domain(domain, data), split, tasks, seed or 0)
+    checked = check(with_reward(find_domain(domain, data), reward or ""), split, tasks, seed or 0)
     if as_json:
         echo_json(checked.to_data())
     else:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("sft")
-@in_domain("side", "split", "seed", "data", "config", "resume", "trust", "json")
+@in_domain("side", "reward", "split", "seed", "data", "config", "resume", "trust", "json")
 def sft_verb(asked: Asked, as_json: bool) -> None:
     """Fine-tune a model on recorded conversations, or on those of the oracle of a DOMAIN.
 
@@ -31,7 +31,7 @@ def sft_verb(asked: Asked, as_json: bool) -> None:
 
 
 @click.command("train")
-@in_domain("user", "split", "seed", "data", "config", "resume", "trust", "json")
+@in_domain("user", "reward", "split", "seed", "data", "config", "resume", "trust", "json")
 def train_verb(asked: Asked, as_json: bool) -> None:
     """Train an agent in a DOMAIN by reinforcement learning with a user in the loop.
 
@@ -136,7 +136,7 @@ def export_verb() -> None:
 
 @export_verb.command("verl")
 @click.option("--out", required=True, help="Folder for everything it writes.")
-@in_domain("user", "split", "seed", "data", "config", "json")
+@in_domain("user", "reward", "split", "seed", "data", "config", "json")
 def verl_verb(asked: Asked, out: str, as_json: bool) -> None:
     """Write the settings of `train` in a DOMAIN as verl reads them: data, agent loop, launch script.
 

@@ -33,6 +33,9 @@ class Whole(click.IntRange):
 OPTIONS = {
     "agent": click.option("--agent", help="Who plays the agent: oracle, naive, openai:NAME, a checkpoint, …"),
     "user": click.option("--user", help="Who plays the user: agenda, openai:NAME, human, …"),
+    "reward": click.option(
+        "--reward", help="What a conversation is worth: outcome, module:name or FILE.py:name."
+    ),
     "judge": click.option("--judge", help="Who scores verified conversations: openai:NAME. Default: nobody."),
     "side": click.option("--side", type=click.Choice(["agent", "user"]), help="Whose turns are learned."),
     "split": click.option("--split", help="Split of the tasks, such as train, dev or test."),
@@ -56,6 +59,7 @@ OPTIONS = {
 KEYS = {
     "agent": "agent.model",
     "user": "user.model",
+    "reward": "reward.name",
     "judge": "judge.model",
     "side": "sft.side",
     "split": "tasks.split",

@@ -16,22 +16,30 @@ from trialogue.output import echo, echo_json, echo_lines
 @click.argument("path", type=click.Path())
 @click.argument("domain", required=False)
 @click.option("--benchmark", help="Grade what a benchmark's own code recorded, such as tau2:retail.")
-@offer("data", "trust", "json")
+@offer("reward", "data", "trust", "json")
 def score_verb(
-    path: str, domain: str | None, benchmark: str | None, data: str | None, trust: bool, as_json: bool
+    path: str,
+    domain: str | None,
+    benchmark: str | None,
+    reward: str | None,
+    data: str | None,
+    trust: bool,
+    as_json: bool,
 ) -> None:
-    """Grade recorded conversations again, from a run directory or a JSONL file alone. The DOMAIN is the
-    recorded one, where no other is named.
+    """Grade recorded conversations again, from a run directory or a JSONL file alone. DOMAIN and reward are
+    the recorded ones, where no others are named.
 
     \b
     trialogue score runs/agent
-    trialogue score runs/bakery-1 bakery
+    trialogue score runs/bakery-1 bakery --reward mine.py:reward
     """
     from trialogue.errors import RunError
     from trialogue.run import refuse_missing
 
     refuse_missing(Path(path), "run or file")
     if benchmark is not None:
+        if reward is not None:
+            raise click.UsageError("--benchmark grades by the benchmark's own rules: leave --reward out")
         from trialogue.benchmarks.recorded import score_recorded
 
         graded = score_recorded(path, benchmark, data)
@@ -45,7 +53,7 @@ def score_verb(
         return
     from trialogue.score.rescore import rescore
 
-    rows = rescore(Path(path), domain, data, trust=trust)
+    rows = rescore(Path(path), domain, data, reward, trust=trust)
     if not rows:
         raise RunError(f"{path} holds no conversation to grade")
     if as_json:

@@ -20,7 +20,7 @@ def users_verb() -> None:
 @click.option(
     "--user", "users", multiple=True, required=True, help="A user to compare; give the option for each."
 )
-@in_domain("agent", "split", "tasks", "trials", "seed", "data", "config", "json")
+@in_domain("agent", "reward", "split", "tasks", "trials", "seed", "data", "config", "json")
 def compare_verb(asked: Asked, users: tuple[str, ...], as_json: bool) -> None:
     """Let several users talk with the same agent about the same tasks of a DOMAIN, and compare the figures.
 

@@ -45,7 +45,7 @@ from trialogue.score.evaluate import LEDGER_SECONDS
 from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.parties import open_parties
 from trialogue.score.resume import refuse_claims, settle
-from trialogue.score.reward import grade
+from trialogue.score.reward import grade, with_reward
 from trialogue.talk.budget import add_up, to_cost
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
@@ -231,7 +231,7 @@ class Workshop:
                 id=item.id, stage="program", accepted=False, reasons=("failed",), note=item.error or ""
             )
         flaws = verify(item, self.domain, self.config.synthesize.free_text)
-        if item.reward is not None and item.reward.value < 1:
+        if item.reward is not None and not item.is_success:
             why = "; ".join(item.reward.why)
             return Verdict(
                 id=item.id,
@@ -402,7 +402,9 @@ def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
     loaded: where that runs code of the record's choice, the record has to be trusted."""
     refuse_injured(path)
     config = read_config(SynthesizeConfig, path)
-    opened = SynthesizeConfig(domain=config.domain, data=config.data, synthesize=config.synthesize)
+    opened = SynthesizeConfig(
+        domain=config.domain, data=config.data, reward=config.reward, synthesize=config.synthesize
+    )
     if not trust:
         refuse_claims(path, opened, can_name=False)
     return config
@@ -411,7 +413,8 @@ def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
 def decide_again(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """Work the corpus of a run out anew, after a person has reviewed some of it."""
     config = read_decided(path, trust=trust)
-    domain = dress(find_domain(config.domain, config.data), config.user)
+    domain = with_reward(find_domain(config.domain, config.data), config.reward.name)
+    domain = dress(domain, config.user)
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():
         raise RunError(f"{path} holds no synthesised conversations")

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from inspect import iscoroutine
 from typing import Any, Literal, cast
 
 from trialogue.config import Synthesis
@@ -20,7 +19,7 @@ from trialogue.errors import DomainError, GradeError
 from trialogue.messages import Frozen, ToolCall
 from trialogue.score.audit import audit
 from trialogue.score.evidence import Grounds, find_leaves
-from trialogue.score.reward import regrade
+from trialogue.score.reward import PendingReward, regrade
 from trialogue.talk.agenda import (
     CONFIRMS,
     ELSE,
@@ -91,13 +90,12 @@ def find_replay_problems(trajectory: Trajectory, environment: Environment) -> It
         return
     for text in mismatches:
         yield Flaw(check="replay", turn=last, text=shorten(text))
-    if iscoroutine(reward):  # a judge would have to be asked: what was recorded stands
+    if isinstance(reward, PendingReward):  # a judge would have to be asked: what was recorded stands
         reward.close()
         reward = trajectory.reward
-    value = getattr(reward, "value", None)
-    if value is not None and value < 1:
-        why = "; ".join(getattr(reward, "why", ()))
-        yield Flaw(check="outcome", turn=last, text=f"the outcome is worth {value:g}: {why}")
+    if reward is not None and not reward.is_success:
+        why = "; ".join(reward.why)
+        yield Flaw(check="outcome", turn=last, text=f"the outcome is worth {reward.value:g}: {why}")
 
 
 def find_simulation_problems(trajectory: Trajectory, environment: SimulatedEnvironment) -> Iterator[Flaw]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from trialogue.config import LossSettings, TrainConfig
 from trialogue.errors import ConfigError
 from trialogue.lines import append_records
-from trialogue.score.metrics import SUCCESS, called
+from trialogue.score.metrics import called
 from trialogue.score.parties import Parties, open_parties
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import attempt
@@ -79,7 +79,7 @@ def to_figures(trajectory: Trajectory) -> dict[str, float]:
     turns = trajectory.turns
     failed = is_left_out(trajectory)
     return {
-        "success": float(not failed and trajectory.value >= SUCCESS),
+        "success": float(not failed and trajectory.is_success),
         "failed": float(failed),
         "turns": float(len(turns)),
         "user_turns": float(sum(turn.side == "user" and turn.message.role == "user" for turn in turns)),

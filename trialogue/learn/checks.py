@@ -15,7 +15,7 @@ from trialogue.engine.api import Row
 from trialogue.errors import EngineError
 from trialogue.learn.advantages import Values
 from trialogue.learn.overfit import find_overfit
-from trialogue.trajectory import Group, Trajectory, tell_near_calls
+from trialogue.trajectory import Group, Trajectory, tell_near_calls, tell_no_success
 
 
 class Checks:
@@ -132,6 +132,11 @@ class Checks:
     def see_near_calls(self, metrics: Mapping[str, Any]) -> None:
         if near := metrics.get("near_calls"):
             self.find("near_calls", tell_near_calls(near))
+
+    def see_success(self, metrics: Mapping[str, Any]) -> None:
+        """Check that a success rate of 0 is the agent's doing, not a reward that counts nothing as one."""
+        if found := metrics.get("no_success"):
+            self.find("success", tell_no_success(*found))
 
     def see_evaluations(self, lines: Sequence[Mapping[str, Any]], group_size: int) -> None:
         """Check for overfitting, from the metrics of the run up to an evaluation."""

@@ -64,6 +64,7 @@ class Evaluation:
         metrics: dict[str, Any] = {"step": step, "kind": "eval", "split": split, **figures}
         self.checks.see_evaluations([*read_metrics(run.path), metrics], config.training.group_size)
         self.checks.see_near_calls(metrics)
+        self.checks.see_success(metrics)
         if warnings := self.checks.collect():
             metrics["warnings"] = warnings
         run.add_metrics(metrics)

@@ -10,7 +10,7 @@ from typing import Any
 
 from trialogue.engine.api import Row
 from trialogue.learn.advantages import has_signal
-from trialogue.score.metrics import SUCCESS, Books, PriceOf, called, spend
+from trialogue.score.metrics import Books, PriceOf, called, spend
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, count_near_calls
 
@@ -43,8 +43,8 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
     metrics |= {
         "reward": fmean(value for values in rewards for value in values),
         "reward_spread": fmean(pstdev(values) for values in rewards),
-        "success": fmean(value >= SUCCESS for values in rewards for value in values),
-        "all_right": fmean(min(values) >= SUCCESS for values in rewards),
+        "success": fmean(item.is_success for item in held),
+        "all_right": fmean(all(item.is_success for item in group.trajectories) for group in graded),
         "all_wrong": fmean(max(values) <= 0 for values in rewards),
         "no_signal": fmean(not has_signal(group) for group in graded),
         "turns": fmean(turns),

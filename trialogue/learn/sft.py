@@ -212,7 +212,7 @@ def choose_good(found: Sequence[Trajectory], config: SftConfig) -> list[Trajecto
     """The conversations that are worth imitating."""
     good = [item for item in found if item.end != "error" and not item.excluded]
     if config.sft.only_successes:
-        good = [item for item in good if item.reward is None or item.reward.value >= 1]
+        good = [item for item in good if item.reward is None or item.is_success]
     if not good:
         raise ConfigError(
             f"none of {len(found)} conversations in '{config.sft.examples}' can be learned from"

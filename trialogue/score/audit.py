@@ -322,7 +322,7 @@ def _is_reached(case: Case) -> bool:
         return False
     single = case.agenda is None or len(case.agenda.wishes) == 1
     done = single and bool(case.task.expected.calls) and reward.parts.get("database") == 1.0
-    return reward.value >= 1.0 or done
+    return reward.is_success or done
 
 
 _DEED = r"cancel|refund|update|change|process|return|exchange|transfer|replace|book|modif|send"

@@ -10,7 +10,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import iscoroutine
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
@@ -20,7 +19,7 @@ from trialogue.config import Limits, Speaker
 from trialogue.errors import DomainError, GradeError, TrialogueError
 from trialogue.messages import Message, ToolCall
 from trialogue.reading import explain
-from trialogue.score.reward import grade
+from trialogue.score.reward import PendingReward, grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import SPLITS, Call, Expected, Side, Task
@@ -321,7 +320,7 @@ def to_conversation(
 def _value(task: Task, trajectory: Trajectory, environment: Environment) -> tuple[float, str] | None:
     """Reward and evidence; None where a judge would have to be waited for."""
     reward: Any = grade(task, trajectory, environment)
-    if iscoroutine(reward):
+    if isinstance(reward, PendingReward):
         reward.close()
         return None
     return reward.value, "; ".join(reward.why)
@@ -426,7 +425,7 @@ async def find_lost(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Pr
             Problem(item.task.id, f"{who} with the agenda user fails: {item.error}") for item in group.failed
         ]
         for item in group.trajectories:
-            if item.reward is not None and item.reward.value < 1:
+            if item.reward is not None and not item.is_success:
                 why = "; ".join(item.reward.why)
                 problems.append(
                     Problem(item.task.id, f"{who} with the agenda user loses ({item.end}): {why}")

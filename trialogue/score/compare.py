@@ -16,7 +16,7 @@ from trialogue.digests import refuse_injured
 from trialogue.run import read_trajectories
 from trialogue.score.audit import Case, audit, find_values, has_value
 from trialogue.score.evaluate import Progress, evaluate
-from trialogue.score.metrics import SUCCESS, by_task, pass_hats
+from trialogue.score.metrics import by_task, pass_hats
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain, find_recorded_domain
@@ -86,7 +86,7 @@ def reveal(case: Case) -> list[int]:
 def agree(one: Sequence[Trajectory], other: Sequence[Trajectory]) -> dict[str, Any]:
     """On how many conversations of the same task and trial the outcome is the same, beyond chance (kappa)."""
     outcomes = [
-        {(item.task.id, item.trial): item.value >= SUCCESS for item in items if not item.excluded}
+        {(item.task.id, item.trial): item.is_success for item in items if not item.excluded}
         for items in (one, other)
     ]
     both = sorted(outcomes[0].keys() & outcomes[1].keys())

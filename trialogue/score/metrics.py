@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 from trialogue.config import Price, Speaker
 from trialogue.talk.budget import find_price, to_cost
 from trialogue.task import Side
-from trialogue.trajectory import Trajectory, Usage, count_near_calls
+from trialogue.trajectory import Trajectory, Usage, count_near_calls, find_no_success
 
 SIDES: tuple[Side, Side] = ("agent", "user")
-SUCCESS = 1.0 - 1e-6
-"""A reward from here on counts as success."""
 
 
 class Interval(NamedTuple):
@@ -50,20 +48,20 @@ def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 2000) -> Inte
     return Interval(fmean(values), means[int(0.025 * draws)], means[int(0.975 * draws) - 1])
 
 
-def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
-    """The rewards of each task's conversations; failed conversations have none."""
-    rewards: dict[str, list[float]] = defaultdict(list)
+def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:
+    """Which of each task's graded conversations are a success; failed conversations are not graded."""
+    successes: dict[str, list[bool]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.reward is not None:
-            rewards[trajectory.task.id].append(trajectory.reward.value)
-    return rewards
+            successes[trajectory.task.id].append(trajectory.is_success)
+    return successes
 
 
-def pass_hats(rewards: Mapping[str, Sequence[float]], seed: int = 0) -> dict[int, Interval]:
+def pass_hats(successes: Mapping[str, Sequence[bool]], seed: int = 0) -> dict[int, Interval]:
     """pass^1 to pass^k, each over the tasks that have so many trials."""
-    if not rewards:
+    if not successes:
         return {}
-    counts = [(sum(value >= SUCCESS for value in values), len(values)) for values in rewards.values()]
+    counts = [(sum(trials), len(trials)) for trials in successes.values()]
     most = max(trials for _, trials in counts)
     return {
         k: bootstrap([pass_hat(good, n, k) for good, n in counts if n >= k], seed) for k in range(1, most + 1)
@@ -117,6 +115,8 @@ def summarize(
         summary["cost"] = fsum(costs) if costs else None
     if near := count_near_calls([*trajectories, *failed, *excluded]):
         summary["near_calls"] = near
+    if found := find_no_success(trajectories):
+        summary["no_success"] = list(found)
     summary["audit"] = audit_figures(trajectories, excluded, seed)
     summary["families"] = _split(trajectories, failed, lambda item: item.task.family, books)
     rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]
@@ -140,7 +140,7 @@ def audit_figures(
         if known is None or _draw(item) < _draw(known):
             first[item.task.id, item.trial] = item
     everything = [*trajectories, *excluded]
-    lost = [item for item in first.values() if item.reward is not None and item.reward.value < SUCCESS]
+    lost = [item for item in first.values() if item.reward is not None and not item.is_success]
     clean = [item for item in trajectories if not item.findings]
     return {
         "findings": dict(sorted(Counter(f.kind for item in everything for f in item.findings).items())),
@@ -162,9 +162,9 @@ def _draw(trajectory: Trajectory) -> int:
 
 
 def _success(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
-    rewards = by_task(trajectories)
-    figures: dict[str, Any] = {"conversations": sum(map(len, rewards.values()))}
-    for interval in [item for k, item in pass_hats(rewards, seed).items() if k == 1]:
+    successes = by_task(trajectories)
+    figures: dict[str, Any] = {"conversations": sum(map(len, successes.values()))}
+    for interval in [item for k, item in pass_hats(successes, seed).items() if k == 1]:
         figures |= {"pass^1": interval.value, "pass^1_low": interval.low, "pass^1_high": interval.high}
     return figures
 
@@ -179,15 +179,16 @@ def called(trajectory: Trajectory) -> list[str]:
 def _figures(
     trajectories: Sequence[Trajectory], failed: Sequence[Trajectory], books: Books
 ) -> dict[str, Any]:
-    rewards = by_task(trajectories)
+    successes = by_task(trajectories)
     everything = [*trajectories, *failed]
+    rewards = [item.value for item in trajectories if item.reward is not None]
     figures: dict[str, Any] = {
-        "tasks": len(rewards),
+        "tasks": len(successes),
         "conversations": len(trajectories),
         "failed": len(failed),
-        "reward": fmean(value for values in rewards.values() for value in values) if rewards else None,
+        "reward": fmean(rewards) if rewards else None,
     }
-    for k, interval in pass_hats(rewards, books.seed).items():
+    for k, interval in pass_hats(successes, books.seed).items():
         figures[f"pass^{k}"] = interval.value
         figures[f"pass^{k}_low"], figures[f"pass^{k}_high"] = interval.low, interval.high
     if trajectories:

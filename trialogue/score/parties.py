@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.config import AuditSettings, EvalConfig, Speaker, SynthesizeConfig, TrainConfig
-from trialogue.score.reward import grade
+from trialogue.score.reward import grade, with_reward
 from trialogue.score.verdict import find_audit
 from trialogue.talk.budget import Account
 from trialogue.talk.find import equip, find_model
@@ -60,7 +60,8 @@ def open_parties(config: PlayConfig, *, is_played: bool = True) -> tuple[Domain,
     """The domain and the parties that settings name, with one account. When nothing is played, no model has
     to answer for simulated tools."""
     account = Account(config.budget)
-    domain = dress(find_domain(config.domain, config.data), config.user)
+    domain = with_reward(find_domain(config.domain, config.data), config.reward.name)
+    domain = dress(domain, config.user)
     if config.renderer.lenient:
         domain = to_lenient(domain)
     if is_played:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import iscoroutine
 from typing import Any
 
 from trialogue.config import EvalConfig
 from trialogue.errors import ConfigError, TrialogueError
 from trialogue.score.evaluate import find_tasks
-from trialogue.score.reward import grade, regrade
+from trialogue.score.reward import PendingReward, grade, regrade
 from trialogue.talk.conversation import explain_end
 from trialogue.talk.find import equip, find_model
 from trialogue.talk.human import HumanModel
@@ -99,6 +98,8 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     if environment.remote:
         return Played(trajectory, ended, [])
     again, _ = regrade(trajectory, environment)
-    if iscoroutine(again):  # a judge has spoken already; here only what was changed is of interest
+    if isinstance(
+        again, PendingReward
+    ):  # a judge has spoken already; here only what was changed is of interest
         again.close()
     return Played(trajectory, ended, environment.difference())

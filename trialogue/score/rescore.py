@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
 from dataclasses import dataclass, replace
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
 from trialogue.activity import counting
 from trialogue.digests import refuse_injured
-from trialogue.reading import describe
-from trialogue.run import judge_file, read_trajectories
-from trialogue.score.reward import regrade
-from trialogue.talk.conversation import settle
+from trialogue.errors import ConfigError, RunError
+from trialogue.foreign import show_line
+from trialogue.reading import describe, reading
+from trialogue.run import find_run, judge_file, read_trajectories
+from trialogue.score.reward import PendingReward, regrade, with_reward
+from trialogue.seams import Seam
+from trialogue.settings import RewardSettings
 from trialogue.talk.replay import Replay
 from trialogue.trajectory import Reward, Trajectory
 from trialogue.world.domain import Domain
@@ -43,6 +47,7 @@ class Rescored:
             "end": self.trajectory.end,
             "reward": None if reward is None else reward.value,
             "parts": {} if reward is None else reward.parts,
+            "success": None if reward is None else reward.is_success,
             "why": [] if reward is None else list(reward.why),
             "recorded": None if self.trajectory.reward is None else self.trajectory.reward.value,
             "same": self.same,
@@ -58,13 +63,19 @@ class Rescored:
 
 
 def rescore(
-    path: Path, domain: str | None = None, data: str | None = None, *, trust: bool = False
+    path: Path,
+    domain: str | None = None,
+    data: str | None = None,
+    reward: str | None = None,
+    *,
+    trust: bool = False,
 ) -> list[Rescored]:
     """Carry every recorded call out on a fresh environment and grade what comes of it. What a judge has
-    answered is taken from the run's recording; nobody is asked. A domain that only the record names is run as
-    code where the record is trusted."""
+    answered is taken from the run's recording; nobody is asked. A domain or reward that only the record names
+    is run as code where the record is trusted."""
     if path.is_dir():
         refuse_injured(path)
+    name = find_recorded_reward(path, trust=trust) if reward is None else reward
     domains: dict[str, Domain] = {}
     run = path if path.is_dir() else path.parent.parent
     judge = Replay(judge_file(run)) if judge_file(run).is_file() else None
@@ -73,12 +84,34 @@ def rescore(
         reference = domain or str(trajectory.meta.get("domain") or trajectory.task.domain)
         if reference not in domains:
             found = find_recorded_domain(reference, path, data, trust=trust or domain is not None)
+            found = with_reward(found, name)
             domains[reference] = found if judge is None else replace(found, judge=judge)
         try:
             environment = domains[reference].open(trajectory.task)
-            reward, mismatches = regrade(trajectory, environment)
-            settled = asyncio.run(settle(reward)) if isawaitable(reward) else reward
+            graded, mismatches = regrade(trajectory, environment)
+            settled = asyncio.run(graded.ask()) if isinstance(graded, PendingReward) else graded
+        except ConfigError:
+            raise  # a mistake in the reward or the domain, not in this record
         except Exception as error:  # noqa: BLE001 - one record that cannot be carried out spoils no other
             settled, mismatches = None, [describe(error)]
         rows.append(Rescored(trajectory, settled, mismatches))
     return rows
+
+
+def find_recorded_reward(path: Path, *, trust: bool = False) -> str:
+    """The `reward.name` of the run that a record belongs to. One that names code counts where the record is
+    trusted."""
+    run = find_run(path)
+    file = None if run is None else run / "config.json"
+    if file is None or not file.is_file():
+        return ""
+    with reading(file, RunError):
+        settings: Any = json.loads(file.read_text(encoding="utf-8"))
+        name = RewardSettings.model_validate(settings.get("reward", {})).name
+    code = Seam().find_code(name)
+    if code is not None and not trust:
+        raise ConfigError(
+            f"{path} would run {code}: add --reward {shlex.quote(show_line(name))} to allow it, or "
+            "--trust to allow everything that the record names"
+        )
+    return name

@@ -3,27 +3,34 @@
 By end: the two stops are graded; `max_turns` and `too_long` get 0 without grading, so that an untouched
 database is never paid for by running out of turns, save where a benchmark does so; a failed conversation
 gets no reward at all.
+
+`reward.name` puts a reward of the caller's own in the place of the domain's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Iterable
-from inspect import isawaitable
-from typing import Any, cast
+from collections.abc import Awaitable, Generator, Iterable
+from dataclasses import dataclass, replace
+from inspect import isawaitable, iscoroutine
+from typing import Any, NoReturn, cast
 
-from trialogue.errors import GradeError, ToolError
+from pydantic import ValidationError
+
+from trialogue.errors import ConfigError, GradeError, ToolError
 from trialogue.messages import ToolCall
+from trialogue.reading import describe, locate
+from trialogue.seams import check_signature, describe_type, describe_value, load_seam, raise_bug
 from trialogue.task import Assertion, Task
 from trialogue.trajectory import Difference, Reward, Trajectory
-from trialogue.world.domain import Environment
+from trialogue.world.domain import REWARD_ARGUMENTS, Domain, Environment, RewardFunction
 from trialogue.world.tools import ToolResult, shorten
 
 _SHOWN = 8
 """How many differences a reward lists as evidence."""
 
 
-def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | Awaitable[Reward] | None:
+def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | PendingReward | None:
     """Grade a finished conversation by the rule of its end and the reward of its domain."""
     if trajectory.end == "error":
         return None
@@ -31,7 +38,69 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
     if is_capped or trajectory.end == "too_long":
         return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded",))
     usual = checked_outcome if task.expected.checks else outcome
-    return (environment.domain.reward or usual)(task, trajectory, environment)
+    return call_reward(environment.domain.reward or usual, task, trajectory, environment)
+
+
+def with_reward(domain: Domain, name: str) -> Domain:
+    """The domain with the reward that `reward.name` names in place of its own. Empty: its own."""
+    if not name:
+        return domain
+    if name == "outcome":
+        return replace(domain, reward=None)
+    function: Any = load_seam(name, "reward")
+    check_signature(function, REWARD_ARGUMENTS, "reward")
+    return replace(domain, reward=function)
+
+
+def call_reward(
+    function: RewardFunction, task: Task, trajectory: Trajectory, environment: Environment
+) -> Reward | PendingReward:
+    """The reward that a function gives. A mistake in the function is raised as one, with file and line: it is
+    no failure of the conversation."""
+    try:
+        found: Any = function(task, trajectory, environment)
+    except Exception as error:  # noqa: BLE001 - the caller's code may raise anything
+        _raise(error, function)
+    return PendingReward(found, function) if isawaitable(found) else _to_reward(found, function)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReward:
+    """A reward that has to be awaited, for a judge or a tool is asked. Where nobody asks, it is closed."""
+
+    found: Awaitable[Any]
+    function: RewardFunction
+
+    def __await__(self) -> Generator[Any, Any, Reward]:
+        return self.ask().__await__()
+
+    async def ask(self) -> Reward:
+        try:
+            awaited = await self.found
+        except Exception as error:  # noqa: BLE001 - the caller's code may raise anything
+            _raise(error, self.function)
+        return _to_reward(awaited, self.function)
+
+    def close(self) -> None:
+        if iscoroutine(self.found):
+            self.found.close()
+
+
+def _to_reward(found: Any, function: RewardFunction) -> Reward:
+    if not isinstance(found, Reward):
+        raise ConfigError(
+            f"reward {describe_value(function)} returned {describe_type(found)}; it must return "
+            "Reward(value=…)"
+        )
+    return found
+
+
+def _raise(error: Exception, function: RewardFunction) -> NoReturn:
+    what = f"reward {describe_value(function)}"
+    if isinstance(error, ValidationError) and error.title == "Reward":
+        raise ConfigError(f"{what}: {describe(error)} ({locate(error)[1]})") from error
+    raise_bug(error, what)
+    raise error
 
 
 def outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
@@ -89,7 +158,7 @@ async def checked_outcome(task: Task, trajectory: Trajectory, environment: Envir
         if result.failed or not re.search(check.matches, result.text):
             wrong.append(f"check: {check.name} should match {check.matches!r}, is {shorten(result.text)!r}")
     parts = {**reward.parts, "checks": float(not wrong)}
-    why = tuple(wrong) if reward.value >= 1 and wrong else (*reward.why, *wrong)
+    why = tuple(wrong) if reward.is_success and wrong else (*reward.why, *wrong)
     return reward.model_copy(update={"value": reward.value * (not wrong), "parts": parts, "why": why})
 
 
@@ -168,7 +237,7 @@ def _plain(text: str) -> str:
 
 def regrade(
     trajectory: Trajectory, environment: Environment
-) -> tuple[Reward | Awaitable[Reward] | None, list[str]]:
+) -> tuple[Reward | PendingReward | None, list[str]]:
     """Grade a recorded conversation again: its calls are carried out on a fresh environment.
 
     Returns the reward and every tool result that came out different from the record.

@@ -155,7 +155,7 @@ async def _hold_groups(
     def count(trajectory: Trajectory) -> None:
         nonlocal won, failed
         is_failed = trajectory.end == "error" or trajectory.excluded
-        won += not is_failed and trajectory.reward is not None and trajectory.reward.value >= 1
+        won += not is_failed and trajectory.is_success
         failed += is_failed
         seen.done += not is_failed
         seen.note = f"{won} won, {failed} failed"

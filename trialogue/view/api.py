@@ -27,7 +27,7 @@ from trialogue.config import (
 from trialogue.errors import ConfigError, RunError
 from trialogue.index import Entry
 from trialogue.lines import unstamp
-from trialogue.trajectory import tell_near_calls
+from trialogue.trajectory import SUCCESS, tell_near_calls
 from trialogue.view.run_reader import RunRecords, find_runs, to_place
 from trialogue.view.tokens import to_shown_tokens
 
@@ -266,12 +266,13 @@ def find_changed(records: RunRecords) -> dict[str, Any]:
 
 
 def to_row(entry: Entry, records: RunRecords) -> dict[str, Any]:
-    """A conversation in a list, with the rewards of its group."""
+    """A conversation in a list, with the outcomes of its group."""
     place = to_place(entry.file)
     row = entry.model_dump(exclude={"at", "bytes", "spent", "file"})
-    group = [[item.id, item.reward] for item in records.siblings(entry)]
+    group = [[item.id, find_outcome(item)] for item in records.siblings(entry)]
     verdicts = to_verdicts(records.decisions.get(entry.id, {}))
-    return {**row, "part": place.part, "step": place.step, "group": group, "verdicts": verdicts}
+    facts = {"outcome": find_outcome(entry), "part": place.part, "step": place.step}
+    return {**row, **facts, "group": group, "verdicts": verdicts}
 
 
 def choose(records: RunRecords, query: Query) -> list[Entry]:
@@ -331,7 +332,9 @@ def find_outcome(entry: Entry) -> str:
     """`won`, `lost`, `between`, or `none` without a reward."""
     if entry.reward is None:
         return "none"
-    return "won" if entry.reward >= 1 - 1e-6 else "lost" if entry.reward <= 0 else "between"
+    if entry.success is not None:
+        return "won" if entry.success else "lost"
+    return "won" if entry.reward >= SUCCESS else "lost" if entry.reward <= 0 else "between"
 
 
 def is_lost_by_all(group: Sequence[Entry]) -> bool:

@@ -15,7 +15,7 @@ from trialogue.errors import RunError
 from trialogue.foreign import show_cell, show_code, show_markdown
 from trialogue.reading import reading
 from trialogue.run import read_about, read_trajectories
-from trialogue.trajectory import Trajectory, tell_near_calls
+from trialogue.trajectory import Trajectory, tell_near_calls, tell_no_success
 from trialogue.view.export import write_export
 from trialogue.view.learning import (
     join_sections,
@@ -190,6 +190,8 @@ def _ends(result: dict[str, Any]) -> str:
         lines += [f"  - and {len(errors) - LISTED} other errors"] * (len(errors) > LISTED)
     if result.get("near_calls"):
         lines.append(f"- {tell_near_calls(result['near_calls'])}")
+    if result.get("no_success"):
+        lines.append(f"- {tell_no_success(*result['no_success'])}")
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 
@@ -229,7 +231,7 @@ def _losses(held: list[Trajectory]) -> str:
     """Ids of lost conversations, grouped by reason, the most frequent reason first."""
     reasons: dict[str, list[Trajectory]] = defaultdict(list)
     for item in held:
-        if item.reward is not None and item.reward.value < 1:
+        if item.reward is not None and not item.is_success:
             failed = [name for name, value in item.reward.parts.items() if value < 1]
             reasons[f"{item.end}: {' and '.join(failed) or 'not graded'}"].append(item)
     if not reasons:

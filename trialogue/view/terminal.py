@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence
 from trialogue.screen import Row, Screen, block, one_line
-from trialogue.trajectory import Trajectory, tell_near_calls
+from trialogue.trajectory import Trajectory, tell_near_calls, tell_no_success
 
 
 @contextmanager
@@ -68,6 +68,8 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
             console.print(f"  {count} × {error}")
     if result.get("near_calls"):
         console.print(tell_near_calls(result["near_calls"]), style="yellow", soft_wrap=True)
+    if result.get("no_success"):
+        console.print(tell_no_success(*result["no_success"]), style="yellow", soft_wrap=True)
     for text in spending(result):
         console.print(text)
     for name, note in result.get("notes", {}).items():

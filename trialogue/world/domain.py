@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from trialogue.errors import ConfigError, DomainError, ToolError, suggest
 from trialogue.reading import from_json, reading
+from trialogue.seams import check_signature
 from trialogue.task import Call, Setup, Side, Task
 from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.bugs import CheckedTasks
@@ -35,6 +36,7 @@ class TaskSource(Protocol):
 
 RewardFunction = Callable[[Task, Trajectory, "Environment"], Reward | Awaitable[Reward]]
 """May be awaited, where a judge has to be asked."""
+REWARD_ARGUMENTS = ("task", "trajectory", "environment")
 Hook = Callable[[Any, Any], None]
 T = TypeVar("T")
 
@@ -100,6 +102,8 @@ class Domain:
     )
 
     def __post_init__(self) -> None:
+        if self.reward is not None:
+            check_signature(self.reward, REWARD_ARGUMENTS, "reward")
         if not isinstance(self.tasks, CheckedTasks):
             object.__setattr__(self, "tasks", CheckedTasks(self.name, self.tasks, self.database))
 

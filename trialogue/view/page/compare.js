@@ -1,6 +1,6 @@
 // Two conversations of a group side by side: the shared start once, then both from their first difference on.
 
-import { h, plain, toOutcome } from "./dom.js";
+import { h, plain } from "./dom.js";
 import { mark } from "./list.js";
 import { drawBlock, toBlocks } from "./transcript.js";
 
@@ -25,7 +25,7 @@ export function drawComparison(one, other) {
     rows.push(h("div", { class: "pair" }, h("div", { class: "half" }, a ? drawBlock(a, { gutter: false, highlight: words?.left }) : null), h("div", { class: "half" }, b ? drawBlock(b, { gutter: false, highlight: words?.right }) : null)));
   }
   return h("div", { class: "comparison" },
-    h("div", { class: "pair heads" }, [one, other].map(({ entry }) => h("h2", { class: `half ${toOutcome(entry.reward)}` }, plain(`conversation ${entry.trial + 1}`), " ", mark(entry.reward)))),
+    h("div", { class: "pair heads" }, [one, other].map(({ entry }) => h("h2", { class: `half ${entry.outcome}` }, plain(`conversation ${entry.trial + 1}`), " ", mark(entry)))),
     same ? h("details", { class: "shared" }, h("summary", {}, `${same} ${same === 1 ? "block is" : "blocks are"} the same in both`), shared) : null,
     h("p", { class: "split", id: "difference" }, rows.length ? `First difference: turn ${(left[same] ?? right[same]).index + 1}` : "Both conversations are the same."),
     rows);

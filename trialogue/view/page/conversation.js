@@ -1,6 +1,6 @@
 // The screen of one conversation: the transcript, the reasons for its reward, its siblings, its tokens.
 
-import { h, fill, plain, toOutcome } from "./dom.js";
+import { h, fill, plain } from "./dom.js";
 import { ask } from "./source.js";
 import { onlyFilters, toConversation, toRun } from "./address.js";
 import { chooseOther, drawComparison } from "./compare.js";
@@ -41,7 +41,7 @@ export class ConversationScreen {
     fill(this.place, h("div", { class: "wide conversation" },
       h("div", { class: "head" },
         h("div", {}, h("h1", {}, plain(toShort(trajectory.task.id))), h("p", { class: "facts" }, plain(where.join(" · ")))),
-        h("div", { class: `verdict-mark ${toOutcome(entry.reward)}` }, h("span", {}, "reward"), mark(entry.reward))),
+        h("div", { class: `verdict-mark ${entry.outcome}` }, h("span", {}, "reward"), mark(entry))),
       h("div", { class: "tools-bar" }, this.drawSiblings(), this.drawViews(), this.drawNeighbours()),
       this.body));
     await this.drawBody();
@@ -74,7 +74,7 @@ export class ConversationScreen {
   drawSiblings() {
     const { siblings } = this.told;
     if (siblings.length < 2) return h("div", {});
-    return h("nav", { class: "siblings", "aria-label": "Conversations of the same task" }, siblings.map((item) => h("a", { href: this.address(item.id), class: `sibling ${toOutcome(item.reward)}`, "aria-current": item.id === this.id ? "page" : null, title: `conversation ${item.trial + 1}: ${item.reward === null ? "failed" : item.reward}`, "aria-label": `conversation ${item.trial + 1}, ${toOutcome(item.reward)}` }, String(item.trial + 1))));
+    return h("nav", { class: "siblings", "aria-label": "Conversations of the same task" }, siblings.map((item) => h("a", { href: this.address(item.id), class: `sibling ${item.outcome}`, "aria-current": item.id === this.id ? "page" : null, title: `conversation ${item.trial + 1}: ${item.reward === null ? "failed" : item.reward}`, "aria-label": `conversation ${item.trial + 1}, ${item.outcome}` }, String(item.trial + 1))));
   }
 
   drawViews() {

@@ -99,11 +99,6 @@ export function toAgo(when) {
   return `${Math.round(seconds / 86400)} days ago`;
 }
 
-export function toOutcome(reward) {
-  if (reward === null || reward === undefined) return "none";
-  return reward >= 1 - 1e-6 ? "won" : reward <= 0 ? "lost" : "between";
-}
-
 /** A JSON value as text; `nothing` if there is none. */
 export function toJson(value, indent) {
   return value === undefined || value === null ? "nothing" : typeof value === "string" && !indent ? `"${value}"` : JSON.stringify(value, null, indent);

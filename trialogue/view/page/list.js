@@ -1,6 +1,6 @@
 // The list of conversations: only visible rows are in the document, and only their pages are requested.
 
-import { h, fill, plain, toNumber, toOutcome } from "./dom.js";
+import { h, fill, plain, toNumber } from "./dom.js";
 import { ask, clean } from "./source.js";
 import { toConversation } from "./address.js";
 
@@ -120,7 +120,7 @@ export class ConversationList {
     const advantage = row.advantage === null || row.advantage === undefined ? "" : `${row.advantage > 0 ? "+" : ""}${row.advantage.toFixed(2)}`;
     const address = toConversation(this.run, row.id, clean(this.filters));
     return h("tr", { class: index === this.marked ? "marked" : "", "aria-rowindex": index + 2, onclick: (event) => { if (!event.target.closest("a")) location.hash = address; } },
-      h("td", {}, mark(row.reward)),
+      h("td", {}, mark(row)),
       h("th", { scope: "row" }, h("a", { href: address }, plain(toShort(row.task))), row.trial ? h("span", { class: "muted" }, ` /${row.trial}`) : null),
       h("td", { class: "number column-step" }, row.step === null || row.step === undefined ? "" : `${row.part === "eval" ? "eval " : ""}${row.step}`),
       h("td", { class: "column-group" }, squares(row.group, row.id)),
@@ -150,8 +150,7 @@ function spacer(height) {
 }
 
 /** A reward as a symbol and a number. */
-export function mark(reward) {
-  const outcome = toOutcome(reward);
+export function mark({ reward, outcome }) {
   const signs = { won: "✓", lost: "✗", between: "~", none: "!" };
   return h("span", { class: `mark ${outcome}` }, h("span", { "aria-hidden": "true" }, signs[outcome]), " ", outcome === "none" ? "failed" : toNumber(reward));
 }
@@ -159,8 +158,8 @@ export function mark(reward) {
 /** The conversations of a group as small squares, filled if won. */
 export function squares(group, own) {
   if (group.length < 2) return "";
-  const won = group.filter(([, reward]) => toOutcome(reward) === "won").length;
-  return h("span", { class: "squares", role: "img", "aria-label": `${won} of ${group.length} won` }, group.slice(0, 16).map(([id, reward]) => h("i", { class: `${toOutcome(reward)} ${id === own ? "own" : ""}` })));
+  const won = group.filter(([, outcome]) => outcome === "won").length;
+  return h("span", { class: "squares", role: "img", "aria-label": `${won} of ${group.length} won` }, group.slice(0, 16).map(([id, outcome]) => h("i", { class: `${outcome} ${id === own ? "own" : ""}` })));
 }
 
 /** A generated task's id without the prefix that all of them share. */

@@ -42,7 +42,6 @@ function choose(query) {
   return order.startsWith("-") ? rows.reverse() : rows;
 }
 
-const REWARDS = { won: (r) => r !== null && r >= 1 - 1e-6, lost: (r) => r !== null && r <= 0, none: (r) => r === null, between: (r) => r !== null && r > 0 && r < 1 - 1e-6 };
 const TESTS = {
   part: (row, value) => row.part === value,
   step: (row, value) => String(row.step) === value,
@@ -50,9 +49,9 @@ const TESTS = {
   blame: (row, value) => row.blame === value,
   family: (row, value) => row.family === value,
   level: (row, value) => String(row.level) === value,
-  reward: (row, value) => REWARDS[value]?.(row.reward),
+  reward: (row, value) => row.outcome === value,
   verdict: (row, value) => row.verdicts.includes(value),
   task: (row, value) => row.task.toLowerCase().includes(value.toLowerCase()),
-  lost: (row) => !row.group.some(([, reward]) => REWARDS.won(reward)),
+  lost: (row) => !row.group.some(([, outcome]) => outcome === "won"),
   text: (row, value) => JSON.stringify(baked.conversations[row.id]?.trajectory.turns ?? "").toLowerCase().includes(JSON.stringify(value).slice(1, -1).toLowerCase()),
 };
