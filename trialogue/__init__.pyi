@@ -38,6 +38,7 @@ from trialogue.messages import Message as Message
 from trialogue.messages import ToolCall as ToolCall
 from trialogue.score.evaluate import evaluate as evaluate
 from trialogue.score.reward import grade as grade
+from trialogue.score.reward import outcome as outcome
 from trialogue.talk.agenda import make_agenda_user as make_agenda_user
 from trialogue.talk.conversation import converse as converse
 from trialogue.talk.find import find_model as find_model

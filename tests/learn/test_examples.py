@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file as load_weights
 
-from trialogue import RolloutSettings, advantages, find_model, grade, make_agenda_user, rollout
+from trialogue import Call, RolloutSettings, advantages, find_model, grade, make_agenda_user, rollout
 from trialogue.cli.main import main
 from trialogue.config import TrainConfig
 from trialogue.learn.train import train
 from trialogue.run import find_files, read_about, read_lines, read_trajectories
-from trialogue.score.check import check
+from trialogue.score.check import check, to_conversation
 from trialogue.seams import load_file
 from trialogue.trajectory import Group, Trajectory
 from trialogue.world.domain import Domain
@@ -107,6 +107,32 @@ async def test_the_advantage_counts_later_replies_more(train_config: Configure, 
             [whole * 0.9 ** (len(values) - 1 - place) for place in range(len(values))]
         )
         assert item.meta["advantage"] == pytest.approx(values[-1])
+
+
+async def test_the_reward_is_what_is_learned_from(train_config: Configure, trained: Path) -> None:
+    reference = f"{EXAMPLES / 'reward.py'}:careful"
+    run, metrics = await run_with(train_config, trained, reward__name=reference)
+    held = read_held(run)
+    graded = [item.reward for item in held if item.end in ("user_stop", "agent_stop")]
+    assert graded
+    assert all(reward is not None and reward.success is not None for reward in graded)
+    won = [item for item in held if item.is_success]
+    assert fmean(line["success"] for line in metrics) == pytest.approx(len(won) / len(held))
+
+
+def test_a_refused_call_costs_a_tenth_and_no_success() -> None:
+    library = find_domain(str(EXAMPLES / "library"))
+    task = next(item for item in library.tasks("all") if item.id == "renew-1")
+    refused = Call(name="renew_loan", arguments={"loan_id": "N99"})
+    careful = load_example("reward").careful
+    for calls, value in (((), 1.0), ((refused,), 0.9), ((refused,) * 12, 0.0)):
+        environment = library.open(task)
+        said = to_conversation(task, (*calls, *task.expected.calls), ["Done."], environment)
+        reward = careful(task, said, environment)
+        assert (reward.value, reward.success) == (pytest.approx(value), True)
+    environment = library.open(task)
+    reward = careful(task, to_conversation(task, (), ["Done."], environment), environment)
+    assert (reward.value, reward.success) == (0.0, False)
 
 
 async def test_the_loss_is_what_is_minimized(train_config: Configure, trained: Path) -> None:

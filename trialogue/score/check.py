@@ -23,7 +23,7 @@ from trialogue.score.reward import PendingReward, grade
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import SPLITS, Call, Expected, Side, Task
-from trialogue.trajectory import End, Trajectory, Turn
+from trialogue.trajectory import End, Reward, Trajectory, Turn
 from trialogue.world.bugs import find_place
 from trialogue.world.database import Database, canonical
 from trialogue.world.domain import Domain, Environment
@@ -228,18 +228,19 @@ def _check_rewards(task: Task, environment: Environment) -> str | None:
         return None  # a mere wish: whether it was fulfilled is for verification and judges to say
     own_rule = environment.domain.reward is not None
     try:
-        untouched = _value(task, to_conversation(task, (), (), environment), environment)
+        untouched = _grade(task, to_conversation(task, (), (), environment), environment)
     except GradeError:
         if not own_rule:
             raise
-        untouched = 0.0, "a benchmark may refuse to grade it"
+        untouched = Reward(value=0.0)  # a benchmark may refuse to grade it
     if untouched is None:
         return None  # judged by somebody who cannot be asked here
-    if expected.nothing and untouched[0] < 1:
-        return f"expected.nothing is set, but doing nothing scores {untouched[0]:g}: {untouched[1]}"
-    if not expected.nothing and untouched[0] > 0 and not _is_judged(task, environment):
+    if expected.nothing and not untouched.is_success:
+        return f"expected.nothing is set, but doing nothing scores {_show(untouched)}"
+    pays = untouched.value > 0 if untouched.success is None else untouched.success
+    if not expected.nothing and pays and not _is_judged(task, environment):
         return (
-            f"doing and saying nothing scores {untouched[0]:g}; expect a change or something to say, "
+            f"doing and saying nothing scores {untouched.value:g}; expect a change or something to say, "
             "or set expected.nothing"
         )
     if expected.assertions and not expected.calls:
@@ -250,12 +251,16 @@ def _check_rewards(task: Task, environment: Environment) -> str | None:
     conversation = to_conversation(task, expected.calls, said, fresh, refused)
     if refused and not own_rule:
         return refused[0]
-    gold = _value(task, conversation, fresh)
-    if gold is None or gold[0] >= 1:
+    gold = _grade(task, conversation, fresh)
+    if gold is None or gold.is_success:
         return None
     if own_rule and expected.assertions and fresh.user_tools and not _has_user_calls(expected.calls):
         return None  # what must hold may be up to the user, whose calls are not told
-    return refused[0] if refused else f"the gold replay scores {gold[0]:g}: {gold[1]}"
+    return refused[0] if refused else f"the gold replay scores {_show(gold)}"
+
+
+def _show(reward: Reward) -> str:
+    return f"{reward.value:g}: {'; '.join(reward.why)}"
 
 
 def _has_user_calls(calls: Sequence[Call]) -> bool:
@@ -270,7 +275,7 @@ def _is_judged(task: Task, environment: Environment) -> bool:
     """Whether somebody who cannot be asked here would have a say, were there a judge."""
     domain = replace(environment.domain, judge=_nobody)
     fresh = domain.open(task)
-    return _value(task, to_conversation(task, (), (), fresh), fresh) is None
+    return _grade(task, to_conversation(task, (), (), fresh), fresh) is None
 
 
 def to_conversation(
@@ -317,13 +322,13 @@ def to_conversation(
     return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
 
 
-def _value(task: Task, trajectory: Trajectory, environment: Environment) -> tuple[float, str] | None:
-    """Reward and evidence; None where a judge would have to be waited for."""
-    reward: Any = grade(task, trajectory, environment)
+def _grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | None:
+    """The reward; None where a judge would have to be waited for."""
+    reward = grade(task, trajectory, environment)
     if isinstance(reward, PendingReward):
         reward.close()
         return None
-    return reward.value, "; ".join(reward.why)
+    return reward
 
 
 def _tell(error: Exception, domain: Domain) -> str:
