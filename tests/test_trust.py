@@ -391,13 +391,14 @@ CHOSEN_BY_THE_CALLER = {
     *("Speaker.base_url", "Speaker.api_key_env"),
     *("EngineChoice.name", "EngineChoice.url", "EngineChoice.weights"),
     *("AdvantageSettings.name", "LossSettings.name", "RewardSettings.name"),
+    *("LearnerSettings.renderer", "Speaker.renderer"),
 }
 READ_AS_DATA = {
     *("Speaker.model", "Speaker.otherwise", "Speaker.prompt", "Speaker.personas"),
     *("SftSettings.examples", "LearnerSettings.model"),
 }
 NO_PLACE = {
-    *("LearnerSettings.renderer", "LearnerSettings.device", "Synthesis.free_text"),
+    *("LearnerSettings.device", "Synthesis.free_text"),
     *("Tasks.split", "Tasks.families", "Training.eval_split", "SftSettings.eval_split"),
     *("RunSettings.directory", "RunSettings.name"),  # of a new run
 }

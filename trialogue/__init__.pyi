@@ -46,6 +46,8 @@ from trialogue.talk.model import Model as Model
 from trialogue.talk.model import ModelSource as ModelSource
 from trialogue.talk.party import Party as Party
 from trialogue.talk.render.api import Renderer as Renderer
+from trialogue.talk.render.tiny import BriefRenderer as BriefRenderer
+from trialogue.talk.render.vocabulary import Vocabulary as Vocabulary
 from trialogue.talk.rollout import RolloutSettings as RolloutSettings
 from trialogue.talk.rollout import rollout as rollout
 from trialogue.task import Assertion as Assertion

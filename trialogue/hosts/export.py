@@ -96,7 +96,7 @@ def to_portable(config: TrainConfig) -> TrainConfig:
     elif Path(model).expanduser().is_dir():
         model = str(find_weights(Path(model).expanduser()).resolve())
     settled = TrainConfig.model_validate(map_places(config.model_dump(mode="json"), resolve))
-    return settled.model_copy(update={"learner": config.learner.model_copy(update={"model": model})})
+    return settled.model_copy(update={"learner": settled.learner.model_copy(update={"model": model})})
 
 
 UNKNOWN = (

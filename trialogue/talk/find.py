@@ -21,6 +21,10 @@ KNOWN = (
 )
 
 
+SECTIONS = {"auditor": "audit.judge", "tools": "simulator"}
+"""The settings of a role, where they are not named like it."""
+
+
 def find_model(
     speaker: Speaker | str,
     side: Side,
@@ -79,7 +83,7 @@ def find_model(
     if kind == "local" or path in ("tiny", "smollm2") or Path(path).is_dir():
         from trialogue.talk.render.load import load_local
 
-        return load_local(path, speaker, limits, seed)
+        return load_local(path, speaker, limits, seed, SECTIONS.get(role, role or side))
     words = [word.partition(":")[0] for word in KNOWN]
     if split_reference(speaker.model) is not None or speaker.model.endswith(".py"):
         return find_own(speaker.model, side, words)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trialogue.errors import ConfigError
 from trialogue.messages import Message
+from trialogue.seams import split_reference
+from trialogue.settings import RENDERERS
 from trialogue.trajectory import Reply, Tokens, Turn
 from trialogue.world.tools import Tool
 
@@ -57,24 +59,13 @@ class Renderer(Protocol):
         ...
 
 
-RENDERERS = (
-    "compact",
-    "hermes",
-    "llama3",
-    "qwen3",
-    "qwen3-exact",
-    "qwen3-nothink",
-    "qwen3-nothink-exact",
-    "template",
-)
-
-
 def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
     """The renderer of that name, or the one the tokenizer's control tokens and template call for.
 
     `hermes` (the same as `qwen3`) and `qwen3-nothink` keep earlier reasoning in the prompt, so that a
     conversation is one row; `-exact` drops it where Qwen3's own template does and starts a new row there.
-    `template` takes any Hugging Face chat template that does not rewrite history.
+    `template` takes any Hugging Face chat template that does not rewrite history. `module:name` and
+    `path/to/file.py:name` are functions or classes of your own that take a `Vocabulary`.
     """
     from trialogue.talk.render import chat_template, templates
     from trialogue.talk.render.vocabulary import Vocabulary
@@ -84,7 +75,15 @@ def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
     if isinstance(template, dict):  # several by name; conversations here have tools
         template = tokenizer.get_chat_template(None, tools=[{}])
     chosen = name or guess_name(vocabulary.controls.keys(), template)
+    if chosen is not None and split_reference(chosen) is not None:
+        from trialogue.talk.render.own import find_own_renderer
+
+        return find_own_renderer(chosen, vocabulary)
     match chosen:
+        case "brief":
+            from trialogue.talk.render.tiny import BriefRenderer
+
+            return BriefRenderer(vocabulary)
         case "compact":
             return templates.CompactRenderer(vocabulary)
         case "hermes" | "qwen3":

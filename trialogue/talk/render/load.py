@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import Limits, Speaker
 from trialogue.engine.model_folder import check_counts, read_object
 from trialogue.errors import ConfigError
+from trialogue.foreign import show_line
 from trialogue.reading import explain
+from trialogue.seams import Seam
 from trialogue.talk.local import LocalSource, Sampling
 from trialogue.talk.render.api import Renderer, find_renderer
-from trialogue.talk.render.tiny import BriefRenderer
-from trialogue.talk.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from trialogue.talk.model import ModelSource
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
-    """The tokenizer and renderer of a model's folder; `name` overrides what the folder says."""
+def load_renderer(
+    folder: str, name: str | None = None, setting: str = "learner.renderer"
+) -> tuple[Any, Renderer]:
+    """The tokenizer and renderer of a model's folder; `name` overrides what it says, by this setting."""
     from transformers import AutoTokenizer
 
     for text in TEXTS:
@@ -39,18 +42,22 @@ def load_renderer(folder: str, name: str | None = None) -> tuple[Any, Renderer]:
             f"cannot load the model '{folder}': {explain(error)}; config.json, tokenizer.json and "
             "tokenizer_config.json must be as save_pretrained wrote them"
         ) from error
-    return tokenizer, make_renderer(tokenizer, folder, name)
+    return tokenizer, make_renderer(tokenizer, folder, name, setting)
 
 
-def make_renderer(tokenizer: Any, folder: str, name: str | None = None) -> Renderer:
-    """The renderer of a model's folder over a tokenizer at hand."""
+def make_renderer(
+    tokenizer: Any, folder: str, name: str | None = None, setting: str = "learner.renderer"
+) -> Renderer:
+    """The renderer of a model's folder over a tokenizer at hand. A folder is data: code that it names runs
+    only where the caller names it too."""
     note = Path(folder) / "renderer.json"
     if name is None and note.is_file():
         name = read_object(note, ConfigError).get("renderer")
         if not isinstance(name, str):
             raise ConfigError(f"{note}: renderer must be a name; delete the file to choose by the tokenizer")
-    if name == "brief":
-        return BriefRenderer(Vocabulary(tokenizer))
+        if (code := Seam().find_code(name)) is not None:
+            word = shlex.quote(f"{setting}={show_line(name)}")
+            raise ConfigError(f"{note} would run {code}: add {word} to allow it")
     return find_renderer(tokenizer, name)
 
 
@@ -65,14 +72,14 @@ def save_renderer(folder: Path, tokenizer: Any, renderer: Renderer) -> None:
     (folder / "renderer.json").write_text(json.dumps({"renderer": renderer.name}) + "\n", encoding="utf-8")
 
 
-def load_local(path: str, speaker: Speaker, limits: Limits, seed: int) -> ModelSource:
+def load_local(path: str, speaker: Speaker, limits: Limits, seed: int, role: str = "agent") -> ModelSource:
     """A checkpoint that speaks in this process. Greedy unless the speaker has a temperature."""
     from trialogue.engine.api import EngineSettings
     from trialogue.engine.models import find_model_folder
     from trialogue.engine.torch_engine import TorchEngine
 
     folder = find_model_folder(path)
-    tokenizer, renderer = load_renderer(folder)
+    tokenizer, renderer = load_renderer(folder, speaker.renderer, f"{role}.renderer")
     settings = EngineSettings(seed=seed, vocabulary=count_ids(tokenizer))
     engine = TorchEngine.load(folder, settings)
     sampling = Sampling(
