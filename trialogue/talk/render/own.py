@@ -1,7 +1,7 @@
 """A renderer from outside the package, named by `learner.renderer` or by a speaker's `renderer`.
 
-The name, `module:name` or `path/to/file.py:name`, stands for a function or class that takes a `Vocabulary` and
-makes a `Renderer`. What it returns is checked, and an exception in it names its file and line.
+The name, `module:name` or `path/to/file.py:name`, is that of a function or class that takes a `Vocabulary`
+and makes a `Renderer`. What it returns is checked, and an exception in it names its file and line.
 """
 
 from __future__ import annotations
