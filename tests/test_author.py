@@ -173,7 +173,7 @@ def test_a_bug_that_breaks_every_conversation_stops_the_run(bakery: Path) -> Non
     result = call("eval", "bakery", "--split", "train", "rollout.concurrency=4", "run.name=broken")
     assert result.exit_code == 1
     told = result.stderr.splitlines()[-1]
-    assert "the first 6 tasks all failed for one reason, in the domain's own code: TypeError" in told
+    assert "conversations so far failed for one reason, in the domain's own code: TypeError" in told
     assert f"(in cancel_order, domain.py, line {number}); mend it" in told
     held = (bakery.parent / "runs" / "broken" / "trajectories" / "eval.jsonl").read_text().splitlines()
     assert 6 <= len(held) <= 36  # of 200
@@ -190,3 +190,69 @@ def test_a_bug_that_breaks_some_conversations_does_not(bakery: Path) -> None:
     result = call("eval", "bakery", "--split", "train", "run.name=partly")
     assert result.exit_code == 1
     assert "16 of 20 conversations failed" in " ".join(result.stdout.split())
+
+
+# -- code that is not the domain's -------------------------------------------------------------------------
+
+OWN = """
+from trialogue import ModelError, Reward
+
+
+def reward(task, trajectory, environment):
+    return Reward(value=trajectory.meta["x"])
+
+
+class Agent:
+    async def reply(self, turns, tools):
+        return int("x")
+
+
+class User:
+    async def reply(self, turns, tools):
+        raise OSError("no such device")
+
+
+class Gone:
+    async def reply(self, turns, tools):
+        raise ModelError("the line is dead")
+"""
+REASONS = {
+    "--reward": ("reward", "KeyError: 'x' (in reward, own.py, line 6); blame: judge"),
+    "--agent": ("Agent", "base 10: 'x' (in reply, own.py, line 11); blame: agent"),
+    "--user": ("User", "OSError: no such device (in reply, own.py, line 16); blame: infrastructure"),
+}
+
+
+@pytest.mark.parametrize(("option", "given"), REASONS.items())
+def test_a_rollout_stops_where_everything_fails_for_one_reason(
+    bakery: Path, option: str, given: tuple[str, str]
+) -> None:
+    name, told = given
+    (bakery.parent / "own.py").write_text(OWN)
+    result = call(
+        "eval", "shop", "--tasks", "200", "rollout.concurrency=4", option, f"own.py:{name}", "run.name=run"
+    )
+    assert result.exit_code == 1
+    line = result.stderr.splitlines()[-1]
+    assert "stopped: all " in line
+    assert "conversations so far failed for one reason: " in line
+    assert line.endswith(told)
+    held = (bakery.parent / "runs" / "run" / "trajectories" / "eval.jsonl").read_text().splitlines()
+    assert 6 <= len(held) <= 36  # of 600
+
+
+def test_a_model_that_always_fails_stops_nothing(bakery: Path) -> None:
+    (bakery.parent / "own.py").write_text(OWN)
+    result = call("eval", "shop", "--tasks", "8", "--agent", "own.py:Gone", "rollout.redraws=0")
+    assert result.exit_code == 1
+    assert "8 of 8 conversations failed" in " ".join(result.stdout.split())
+    assert "8 × ModelError: the line is dead" in result.stdout
+
+
+def test_two_tasks_are_enough_where_they_are_all(bakery: Path) -> None:
+    (bakery.parent / "own.py").write_text(OWN)
+    result = call("eval", "shop", "--tasks", "2", "--trials", "50", "--reward", "own.py:reward")
+    assert result.exit_code == 1
+    held = int(result.stderr.split("stopped: all ")[1].split()[0])
+    assert 6 <= held <= 200  # of 300
+    assert "conversations so far failed for one reason: KeyError" in result.stderr

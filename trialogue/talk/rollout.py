@@ -35,7 +35,7 @@ from trialogue.talk.rate_limit import CLOCK, LOG
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
 from trialogue.trajectory import End, Finding, Group, Reward, Trajectory
-from trialogue.world.bugs import Bugs, find_bug, find_place
+from trialogue.world.bugs import Failures, find_place
 from trialogue.world.domain import Domain, Environment
 from trialogue.world.values import clean_text
 
@@ -150,7 +150,7 @@ async def _hold_groups(
     skip, size = settings.skip, settings.group_size
     room = asyncio.Semaphore(settings.concurrency)
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
-    bugs = Bugs()
+    failures = Failures(len(tasks) if isinstance(tasks, Sequence) else None)
 
     def count(trajectory: Trajectory) -> None:
         nonlocal won, failed
@@ -160,7 +160,7 @@ async def _hold_groups(
         seen.done += not is_failed
         seen.note = f"{won} won, {failed} failed"
 
-    async def hold(task: Task, trial: int, number: int | None) -> tuple[Trajectory | None, list[Trajectory]]:
+    async def hold(task: Task, trial: int, number: int) -> tuple[Trajectory | None, list[Trajectory]]:
         spoilt: list[Trajectory] = []
         first = settings.failures(task, trial) if settings.failures is not None else 0
         redraws = settings.redraws
@@ -174,9 +174,8 @@ async def _hold_groups(
             if settings.each is not None:
                 settings.each(trajectory)
             count(trajectory)
-            if number is not None:
-                bug = find_bug(errors[0], domain.database) if errors else ""
-                bugs.add(number, bug, trajectory.error)
+            error = errors[0] if errors else None
+            failures.add(number, error, trajectory.blame, trajectory.error or "", domain.database)
             if trajectory.end != "error" and not trajectory.excluded:
                 return trajectory, spoilt
             spoilt.append(trajectory)
@@ -187,10 +186,7 @@ async def _hold_groups(
     async def gather(task: Task, trials: list[int], number: int) -> None:
         try:
             async with asyncio.TaskGroup() as siblings:  # when one cannot go on, the others stop
-                held_by = [
-                    siblings.create_task(hold(task, trial, None if place else number))
-                    for place, trial in enumerate(trials)
-                ]
+                held_by = [siblings.create_task(hold(task, trial, number)) for trial in trials]
             held = [sibling.result() for sibling in held_by]
             trajectories = tuple(trajectory for trajectory, _ in held if trajectory is not None)
             spoilt = [trajectory for _, spoilt in held for trajectory in spoilt]

@@ -1,4 +1,6 @@
-"""Bugs in a domain's own code, reported with the function, file and line that its author has to mend."""
+"""Bugs in a domain's own code, reported with the function, file and line that its author has to mend, and
+other reasons for which every conversation fails.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.errors import ConfigError, DomainError, TrialogueError, suggest
+from trialogue.errors import (
+    Blame,
+    ConfigError,
+    DomainError,
+    EngineError,
+    ModelError,
+    TrialogueError,
+    suggest,
+)
 from trialogue.reading import locate
 from trialogue.task import SPLITS, Task
 
@@ -18,43 +28,74 @@ _HERE = Path(__file__).parent
 
 
 def find_place(error: Exception, database: object) -> str:
-    """Where the code beside this database raised, such as ` (in change_day, domain.py, line 36)`; empty where
-    it did not, or raised one of our own errors, which say enough."""
+    """Where the code beside this database, or other code of the caller's, raised, such as ` (in change_day,
+    domain.py, line 36)`; empty where it did not, or raised one of our own errors, which say enough."""
+    if isinstance(error, TrialogueError):
+        return ""
+    name, line = _locate_in_domain(error, database)
+    if not line:
+        name, line = locate(error)
+    return f" (in {name}, {line})" if line else ""
+
+
+def _locate_in_domain(error: Exception, database: object) -> tuple[str, str]:
     file: str | None = getattr(sys.modules.get(type(database).__module__), "__file__", None)
     if file is None or isinstance(error, TrialogueError) or Path(file).parent == _HERE:
-        return ""
-    name, line = locate(error, Path(file).parent)
-    return f" (in {name}, {line})" if line else ""
+        return "", ""
+    return locate(error, Path(file).parent)
 
 
 def find_bug(error: Exception, database: object) -> str:
     """What identifies a bug in a domain's code: the kind of error and the line that raised it, whatever the
     arguments were. Empty where the domain's code is not at fault."""
     raised = error.__cause__ if isinstance(error, DomainError) else error
-    if not isinstance(raised, Exception) or not find_place(raised, database):
+    if not isinstance(raised, Exception) or not _locate_in_domain(raised, database)[1]:
         return ""  # such as a server that did not start: the next conversation may find it
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} {last.filename}:{last.lineno}"
 
 
-class Bugs:
-    """Stops a rollout when the first conversations of its first tasks all meet the same bug."""
+def find_reason(error: Exception, blame: Blame, told: str) -> str:
+    """What identifies a reason that is no bug of the domain and not up to a model, such as a bug in a reward
+    or a server that does not start. Empty where a model is at fault."""
+    if isinstance(error, ModelError | EngineError) or isinstance(error.__cause__, ModelError | EngineError):
+        return ""
+    if not isinstance(error, TrialogueError) and (line := locate(error)[1]):
+        return f"{type(error).__name__} {line}"
+    return told if blame in ("tool", "judge", "infrastructure") else ""
+
+
+class Failures:
+    """Stops a rollout when all conversations of its first tasks fail for the same reason."""
 
     ENOUGH = 6
 
-    def __init__(self) -> None:
-        self._first: dict[int, str] = {}
+    def __init__(self, tasks: int | None = None) -> None:
+        self._tasks = self.ENOUGH if tasks is None else min(self.ENOUGH, tasks)
+        self._reasons: dict[int, list[str]] = {}
 
-    def add(self, number: int, bug: str, told: str | None) -> None:
+    def add(
+        self, number: int, error: Exception | None, blame: Blame | None, told: str, database: object
+    ) -> None:
         """How a conversation of this task, counted from 0 in the order of their beginning, has gone."""
-        if number >= self.ENOUGH:
+        if number >= self._tasks:
             return
-        self._first[number] = bug
-        if bug and len(self._first) == self.ENOUGH and len(set(self._first.values())) == 1:
+        bug = reason = ""
+        if error is not None and blame is not None:
+            bug = find_bug(error, database)
+            reason = bug or find_reason(error, blame, told)
+        self._reasons.setdefault(number, []).append(reason)
+        found = [item for reasons in self._reasons.values() for item in reasons]
+        if len(self._reasons) < self._tasks or len(found) < self.ENOUGH or set(found) != {reason}:
+            return
+        stopped = f"stopped: all {len(found)} conversations so far failed for one reason"
+        if bug:
             raise DomainError(
-                f"stopped: the first {self.ENOUGH} tasks all failed for one reason, in the domain's own "
-                f"code: {told}; mend it, `trialogue check` finds more of its kind"
+                f"{stopped}, in the domain's own code: {told}; mend it, `trialogue check` finds more of its "
+                "kind"
             )
+        if reason:
+            raise TrialogueError(f"{stopped}: {told}; blame: {blame}")
 
 
 @dataclass(frozen=True, slots=True)
