@@ -196,9 +196,10 @@ def test_records_are_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for place in places:
         file.write_text(json.dumps(put(line, place, NASTY)) + "\n")
         for words in (("score",), ("users", "audit"), ("review",)):
-            domain = ("bakery") if words != ("review",) else ()
+            domain = ["bakery"] if words != ("review",) else []
             done = CliRunner().invoke(main, [*words, str(file), *domain], input="s\n")
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+            assert "unexpected extra argument" not in done.stderr  # the record is read
             refuse_control(done.stdout_bytes.decode())
             refuse_control(done.stderr_bytes.decode())
 
