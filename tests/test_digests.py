@@ -265,6 +265,27 @@ def test_the_page_names_injured_records_and_keeps_serving(run: Path) -> None:
     assert "digest" not in answers.conversation("r", found_id(run), {})["trajectory"]
 
 
+def test_an_export_names_injured_records(run: Path, tmp_path: Path) -> None:
+    def export() -> subprocess.CompletedProcess[str]:
+        return ask("view", run, "--export", tmp_path / "page.html")
+
+    assert export().stderr == ""
+    file = run / "trajectories" / "eval.jsonl"
+    whole = file.read_bytes()
+    change_lines(file, reward)
+    done = export()
+    assert done.returncode == 0
+    told = "trajectories/eval.jsonl, line 1: was changed after it was written: its digest does not agree"
+    assert done.stderr == f"not as it was written: {told}\n"
+    assert told in (tmp_path / "page.html").read_text(encoding="utf-8")
+    file.write_bytes(whole)
+    change_lines(file, lambda lines: lines[1:])  # the index leads to the middle of other lines
+    done = export()
+    assert done.returncode == 1
+    assert "trajectories/eval.jsonl, line 1: was line 2" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def found_id(run: Path) -> str:
     return next(line["id"] for _, line in read_lines(run / "index.jsonl"))
 

@@ -130,7 +130,7 @@ async def test_many_at_once(tmp_path: Path) -> None:
     ends: list[float] = []
     begun = most = 0
     memory: list[float] = []
-    page: tuple[subprocess.Popen[str], str] | None = open_page(run.path) if SECONDS > 60 else None
+    page: tuple[subprocess.Popen[str], str] | None = open_page(run.path) if SECONDS >= 60 else None
     seen: list[int] = []
     looking = asyncio.create_task(look(page[1], seen)) if page is not None else None
     await asyncio.sleep(0)

@@ -200,6 +200,8 @@ def view_verb(
             echo_json(written)
         else:
             echo(f"wrote {target}: {written['conversations']} of {written['of']} conversations")
+        for injury in written["injuries"]:
+            echo(f"not as it was written: {injury}", err=True)
         return
     if identity is not None:
         raise click.UsageError("--id goes with --export FILE.html; the page shows every conversation")

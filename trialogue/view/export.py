@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from trialogue.digests import refuse_injured
 from trialogue.durable import write
 from trialogue.errors import RunError
 from trialogue.index import Entry
@@ -31,7 +32,11 @@ def write_export(run: Path, target: Path, identity: str | None = None, *, most: 
     records.wait()
     entries = choose_entries(records, identity, most)
     start = f"#/run/{quote(name, safe='')}" + (f"/{quote(identity, safe='')}" if identity else "")
-    conversations = {entry.id: answers.conversation(name, entry.id, {}) for entry in entries}
+    try:
+        conversations = {entry.id: answers.conversation(name, entry.id, {}) for entry in entries}
+    except RunError:
+        refuse_injured(records.path)  # names the file and the line
+        raise
     for conversation in conversations.values():
         del conversation["prompts"]
     data = {
@@ -43,7 +48,12 @@ def write_export(run: Path, target: Path, identity: str | None = None, *, most: 
         "prompts": records.read_json("prompts.json"),
     }
     write(target, embed(data))
-    return {"file": str(target), "conversations": len(entries), "of": records.count()}
+    return {
+        "file": str(target),
+        "conversations": len(entries),
+        "of": records.count(),
+        "injuries": records.injuries,
+    }
 
 
 def choose_entries(records: RunRecords, identity: str | None, most: int) -> list[Entry]:
