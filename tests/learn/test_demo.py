@@ -36,7 +36,7 @@ def test_minutes_that_are_none_are_refused(minutes: str) -> None:
     assert "--minutes" in done.output
 
 
-@pytest.mark.slow
+@pytest.mark.training
 @pytest.mark.timeout(900)
 def test_a_short_demonstration_is_real_and_never_silent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trialogue", "demo", "--minutes", "0.5", "--out", "demo"]

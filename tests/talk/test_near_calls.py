@@ -139,15 +139,16 @@ def bakery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Domain:
     return find_domain("bakery")
 
 
-def run_eval(*settings: str) -> Any:
-    words = ["eval", "bakery", "--agent", "scripted:agent.txt", "--user", "scripted:user.txt"]
+def run_eval(*settings: str, verb: str = "eval") -> Any:
+    words = [verb, "bakery", "--agent", "scripted:agent.txt", "--user", "scripted:user.txt"]
     result = CliRunner().invoke(main, [*words, "run.name=near", *settings])
     assert result.exit_code == 0, result.output
     return result
 
 
-def test_an_evaluation_tells_near_calls(bakery: Domain) -> None:
-    result = run_eval()
+@pytest.mark.parametrize("verb", ["eval", "rollout"])
+def test_an_evaluation_tells_near_calls(bakery: Domain, verb: str) -> None:
+    result = run_eval(verb=verb)
     told = json.loads(Path("runs/near/result.json").read_text())
     held = [item for file in find_files(Path("runs/near")) for item in read_trajectories(file)]
     assert told["near_calls"] == len(held) == told["conversations"]

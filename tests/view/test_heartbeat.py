@@ -18,13 +18,16 @@ from endpoint import Endpoint
 from trialogue.activity import Activity, Phase
 
 SHORT = 0.4
-"""Seconds of silence that a test allows itself, in place of the eight of a terminal."""
+"""Seconds of silence that a test allows itself, in place of the six of a terminal."""
 SLACK = 3.0
 """What a machine that is busy with other tests may add to it."""
 
 
-def follow(*arguments: str, folder: Path, seconds: float = SHORT) -> tuple[list[tuple[float, str]], int]:
-    """Run a command with both outputs in a pipe; the lines of both with their times, and the exit status."""
+def follow(
+    *arguments: str, folder: Path, seconds: float = SHORT, said: str = ""
+) -> tuple[list[tuple[float, str]], int]:
+    """Run a command with both outputs in a pipe and `said` as its input; the lines of both with their times,
+    and the exit status."""
     environment = os.environ | {
         "TRIALOGUE_PROGRESS_SECONDS": str(seconds),
         "OMP_NUM_THREADS": "1",
@@ -34,14 +37,17 @@ def follow(*arguments: str, folder: Path, seconds: float = SHORT) -> tuple[list[
     lines: list[tuple[float, str]] = []
     with subprocess.Popen(
         [sys.executable, "-m", "trialogue", *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
         cwd=folder,
     ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
+        process.stdin.write(said)
+        process.stdin.close()
         lines += [(monotonic(), line.rstrip("\n")) for line in process.stdout]
     return lines, process.returncode
 
@@ -98,6 +104,17 @@ def test_learning_is_never_silent_and_its_log_holds_no_bars(tmp_path: Path) -> N
     assert any(line.startswith("computing with 1 thread ") for line in text), text
     lines, status = follow("eval", "shop", "--agent", "runs/agent", "--tasks", "2", folder=tmp_path)
     assert not find_bars(lines)
+    lines, _ = follow("chat", "runs/agent", folder=tmp_path)
+    assert any(re.match(r"chat( · loading the model)?, \d+ s so far", line) for _, line in lines), lines
+
+
+def test_whoever_waits_for_a_slow_agent_is_told_so(slow_endpoint: str, tmp_path: Path) -> None:
+    agent = ["--agent", "openai:slow", f"agent.base_url={slow_endpoint}"]
+    lines, _ = follow("play", "shop", "--as", "user", *agent, folder=tmp_path, said="Hello.\n")
+    text = [line for _, line in lines]
+    assert any("play · waiting for the other side, " in line for line in text), text
+    assert "AGENT One moment, I am looking." in "\n".join(text)
+    assert find_gap(lines) < SHORT + SLACK
 
 
 def test_with_json_progress_goes_to_stderr(slow_endpoint: str, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import click
 
 from trialogue.output import BrokenOutput, drop_output, echo, open_output, printing
 
-FOR_PEOPLE = {"chat", "play", "review", "view"}
-"""Verbs that wait for somebody: they show no progress of their own."""
+FOR_PEOPLE = {"review", "view"}
+"""Verbs that wait for somebody nearly all the time: they show no progress of their own."""
 
 
 class Verbs(click.Group):

@@ -193,9 +193,11 @@ def view_verb(
 
     refuse_missing(Path(folder), "folder")
     if target is not None:
+        from trialogue.activity import phase
         from trialogue.view.export import write_export
 
-        written = write_export(Path(folder), Path(target), identity, most=most)
+        with phase("writing the page"):
+            written = write_export(Path(folder), Path(target), identity, most=most)
         if as_json:
             echo_json(written)
         else:

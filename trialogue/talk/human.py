@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
-from trialogue.activity import silence
+from trialogue.activity import phase, silence
 from trialogue.messages import ToolCall
 from trialogue.output import echo
 from trialogue.screen import Screen, block, one_line
@@ -192,7 +192,8 @@ class _Watched:
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
         self._person.show_calls(turns)
-        return await self._model.reply(turns, tools)
+        with phase("waiting for the other side"):
+            return await self._model.reply(turns, tools)
 
 
 def _to_words(arguments: dict[str, Any] | str) -> str:

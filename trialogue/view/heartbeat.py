@@ -15,8 +15,9 @@ from time import monotonic
 from trialogue.activity import ACTIVITY
 from trialogue.output import echo
 
-MAX_SILENCE = 8.0
-"""Longest silence in seconds; TRIALOGUE_PROGRESS_SECONDS overrides it. A busy machine adds a little."""
+MAX_SILENCE = 6.0
+"""Longest silence in seconds; TRIALOGUE_PROGRESS_SECONDS overrides it. A busy machine adds to it: while a
+large library is loaded, no other thread runs."""
 
 
 def find_max_silence() -> float:

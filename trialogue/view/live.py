@@ -89,7 +89,7 @@ class Steps:
             self.stopping = True
             if self.tell:
                 self.tell(
-                    f"stopping: step {self.step + 1} is finished and saved, then the run ends; "
+                    f"stopping: step {self.step + 1} will be finished and saved, then the run ends; "
                     "press Ctrl-C again to end at once without this step"
                 )
             return
