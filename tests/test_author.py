@@ -160,6 +160,7 @@ def test_a_broken_tool_is_counted_once_and_named_with_its_line(bakery: Path) -> 
     assert "Traceback" not in done.stderr
     said = " ".join((done.stdout + done.stderr).split())
     assert said.count("conversations failed") == 1
+    assert "mean of 3 families" in said  # the fourth has no figure
     assert "1 of 4 conversations failed and is in no figure (3 attempts; blame: tool 3)" in said
     place = f"(in change_day, domain.py, line {number})"
     assert f'3 × TypeError: can only concatenate str (not "int") to str {place}' in said

@@ -1,7 +1,8 @@
-"""A learner that writes its calls as text: training counts and tells it, and `renderer.lenient` reads them."""
+"""A learner that writes its calls as text: training tells it, and `renderer.lenient` reads them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ TEXT = "return Reply(f\"paint(colour='{self.colour}')\")"
 
 
 @pytest.fixture
-async def writer(sft_config: Callable[..., SftConfig], wall: str, tmp_path: Path) -> Path:
+def writer(sft_config: Callable[..., SftConfig], wall: str, tmp_path: Path) -> Path:
     """A run of imitation of a painter who writes each call as text."""
     text = Path(wall).read_text(encoding="utf-8")
     assert CALL in text
     file = tmp_path / "writer.py"
     file.write_text(text.replace(CALL, TEXT), encoding="utf-8")
     settings: dict[str, Any] = {"sft__only_successes": False, "sft__epochs": 60.0, "sft__validation": 0.0}
-    return await sft(sft_config(domain=str(file), sft__batch=6, limits__reply_tokens=40, **settings))
+    config = sft_config(domain=str(file), sft__batch=6, limits__reply_tokens=40, **settings)
+    return asyncio.run(sft(config))
 
 
 @pytest.mark.timeout(300)

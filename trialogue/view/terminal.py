@@ -58,7 +58,7 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
         more = ", ".join(f"{hat} {result[hat]:.3f}" for hat in hats[len(shown) :])
         console.print(f"{more} (all tasks)")
     if result["family_mean"] is not None:
-        number = len(result["families"])
+        number = sum("pass^1" in figures for figures in result["families"].values())
         console.print(f"mean of {number} families: {result['family_mean']:.3f}")
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
     console.print(f"ends: {ends}")
