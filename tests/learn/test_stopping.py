@@ -119,6 +119,42 @@ def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: 
         assert not list_checkpoints(run)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_the_step(
+    train_config: Configure, trained: Path, wall: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    """With the output in a pipe, as of a scheduler; a line says what will happen."""
+    domain = write_slow(wall, tmp_path, seconds=0.4)
+    config = train_config(learner__model=str(trained), training__steps=500, domain=domain)
+    words = ["train", *to_settings(config.model_dump(mode="json", exclude_defaults=True))]
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    with subprocess.Popen(
+        [sys.executable, "-m", "trialogue", *words],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        signal.signal(signal.SIGHUP, ignored)
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step=1/500 "):
+                process.send_signal(number)
+    shown = "".join(lines)
+    assert process.returncode == 0, shown
+    assert "\nstopping: the step in progress will be finished and saved, then the run ends; " in shown
+    assert "stopped and saved; go on with: trialogue train --resume" in shown
+    assert "Traceback" not in shown
+    run = tmp_path / "runs" / "train"
+    assert json.loads((run / "run.json").read_text(encoding="utf-8"))["state"] == "stopped"
+    *_, last = re.findall(r"^step=(\d+)/500 ", shown, re.MULTILINE)
+    assert [checkpoint.name for checkpoint in list_checkpoints(run)] == [f"step-{int(last):06d}"]
+
+
 async def test_control_c_ends_a_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What would come next would be told of a model that is half taught."""
     monkeypatch.setattr(demo, "COLD_START", [*demo.COLD_START, "sft.count=60"])

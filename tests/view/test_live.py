@@ -29,7 +29,9 @@ def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> 
     expected = "step=1/3 reward=0.340 turns=7.800 no_signal=0.310 entropy=0.050 errors=1 cost=0.0200 s="
     assert lines[1].startswith(expected)
     assert lines[1].endswith(" left=0s")
-    assert lines[2].startswith("stopping: step 2 will be finished and saved, then the run ends; ")
+    assert lines[2].startswith(
+        "stopping: the step in progress will be finished and saved, then the run ends; "
+    )
     assert len(lines) == 3
 
 

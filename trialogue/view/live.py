@@ -89,8 +89,8 @@ class Steps:
             self.stopping = True
             if self.tell:
                 self.tell(
-                    f"stopping: step {self.step + 1} will be finished and saved, then the run ends; "
-                    "press Ctrl-C again to end at once without this step"
+                    "stopping: the step in progress will be finished and saved, then the run ends; "
+                    "press Ctrl-C again to end at once without it"
                 )
             return
         self.step = step
