@@ -286,6 +286,44 @@ def test_an_export_names_injured_records(run: Path, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "name", [".lock", "ledger.jsonl", "result.json.partial", "recordings", "trajectories/other.jsonl"]
+)
+def test_a_link_out_of_a_run_is_not_written_through(run: Path, tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    if name == "recordings":
+        outside.mkdir()
+    else:
+        outside.write_text("mine")
+    for file in (run / ".lock", run / "ledger.jsonl"):
+        file.unlink(missing_ok=True)
+    shutil.rmtree(run / "recordings", ignore_errors=True)
+    list_now(run)
+    (run / name).symlink_to(outside)
+    for words in (("eval", "--resume", run), ("report", run), ("verify", run)):
+        done = ask(*words)
+        assert done.returncode == 1
+        assert f"{name}: is a link that leads out of the run" in done.stdout + done.stderr
+    assert list(outside.iterdir()) == [] if outside.is_dir() else outside.read_text() == "mine"
+    if name == ".lock":  # it is needed to take anything out
+        done = ask("verify", run, "--drop")
+        assert done.returncode == 1
+        assert ".lock" in done.stderr
+        assert outside.read_text() == "mine"
+        return
+    ask("verify", run, "--drop")
+    assert not (run / name).is_symlink()
+    assert ask("eval", "--resume", run).returncode == 0
+    assert list(outside.iterdir()) == [] if outside.is_dir() else outside.read_text() == "mine"
+
+
+def test_a_link_within_a_run_is_no_injury(run: Path) -> None:
+    (run / "again.json").symlink_to("result.json")
+    assert inspect(run) == []
+    (run / "round").symlink_to("round")
+    assert [injury.to_line() for injury in inspect(run)] == ["round: is a link that leads out of the run"]
+
+
 def found_id(run: Path) -> str:
     return next(line["id"] for _, line in read_lines(run / "index.jsonl"))
 

@@ -12,6 +12,7 @@ Digests find accidents and edits. They are no signature: whoever edits a record 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,22 @@ def list_files(run: Path) -> list[str]:
     return [file.relative_to(run).as_posix() for file in known if file.is_file() and not file.is_symlink()]
 
 
+def find_links(run: Path) -> list[str]:
+    """Links that lead out of a run directory, by their path in it. The run may come from others: who goes on
+    with it would write to files elsewhere."""
+    root = run.resolve()
+    inside = (Path(folder) / name for folder, names, files in os.walk(run) for name in (*names, *files))
+    links = (path for path in inside if path.is_symlink() and not _leads_into(path, root))
+    return sorted(path.relative_to(run).as_posix() for path in links)
+
+
+def _leads_into(path: Path, root: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(root)
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+        return False
+
+
 def list_now(run: Path) -> None:
     """Have `digests.json` list every record as it is now."""
     write_listed(run, {name: describe(run, name) for name in list_files(run)})
@@ -165,10 +182,10 @@ class Injury:
 
 def inspect(run: Path) -> list[Injury]:
     """Everything in a run directory that is not as it was written. What a crash leaves at the end of a file
-    is no injury while the run is unfinished. Nothing can be said of a run without digests."""
+    is no injury while the run is unfinished. Of a run without digests only links can be told."""
+    injuries = [Injury(name, None, "is a link that leads out of the run") for name in find_links(run)]
     if not has_digests(run):
-        return []
-    injuries: list[Injury] = []
+        return injuries
     about, wrong = _read_stamped(run / "run.json")
     if wrong:
         injuries.append(Injury("run.json", None, wrong))

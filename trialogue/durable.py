@@ -99,7 +99,8 @@ def write_json(path: Path, data: Any) -> None:
 def lock_folder(path: Path) -> IO[str]:
     """Be the one process that writes to a folder. The lock is released when the process ends, however it
     ends."""
-    lock = (path / ".lock").open("a+", encoding="utf-8")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # the folder may come from others
+    lock = os.fdopen(os.open(path / ".lock", flags, 0o644), "a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -36,7 +36,9 @@ def drop_injured(run: Path) -> list[Injury]:
         if lost := [injury.file for injury in injuries if injury.file in NEEDED]:
             raise RunError(f"{run} cannot do without {lost[0]}: put it back from a copy")
         for name in dict.fromkeys(injury.file for injury in injuries):
-            if (run / name).is_file():
+            if (run / name).is_symlink():
+                (run / name).unlink()
+            elif (run / name).is_file():
                 _take_out(run, name)
         for name in MADE_AGAIN:
             (run / name).unlink(missing_ok=True)
