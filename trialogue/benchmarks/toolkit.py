@@ -42,6 +42,8 @@ class Toolkit(Database):
 
     shapes: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """What the records of each table, or each single value, look like; reading fills in defaults."""
+    notes: ClassVar[Mapping[str, str]] = {}
+    """What parameters mean, by name, where the docstring of a tool does not say it."""
     generic: ClassVar[frozenset[str]] = frozenset({"calculate", "transfer_to_human_agents"})
     """Tools that neither look anything up nor write."""
 
@@ -177,7 +179,7 @@ def _to_raw_tool(toolkit: type[Toolkit], tool: Tool) -> Tool:
     fields: dict[str, Any] = {}
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         default: Any = ... if parameter.default is parameter.empty else parameter.default
-        note = notes.get(parameter.name)
+        note = notes.get(parameter.name) or toolkit.notes.get(parameter.name)
         fields[parameter.name] = (hints[parameter.name], FieldInfo(default=default, description=note))
     parameters = create_model("parameters", **fields).model_json_schema()
 

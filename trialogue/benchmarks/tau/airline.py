@@ -150,6 +150,7 @@ class AirlineTools(Toolkit):
     users: Table[Plain]
     reservations: Table[Plain]
 
+    notes = read_table(__file__, "notes.toml")["airline"]
     shapes = {"flights": Flight, "users": User, "reservations": Reservation}
     keeps_cabin: ClassVar[bool] = False
     """True: changing the flights of a reservation leaves its cabin as it was."""
@@ -354,17 +355,10 @@ class AirlineTools(Toolkit):
         """Book a reservation.
 
         Args:
-            user_id: Id of the user.
             origin: Airport code where the trip begins.
             destination: Airport code where it ends.
-            flight_type: One way or round trip.
-            cabin: Cabin class of all flights.
             flights: Number and date of each flight.
-            passengers: First name, last name and date of birth of each passenger.
-            payment_methods: Which payment method pays how much.
             total_baggages: Number of bags.
-            nonfree_baggages: How many of them are to be paid.
-            insurance: Whether to insure the trip.
         """
         wanted: Any = self._read_all(FlightInfo, flights)
         travellers: Any = self._read_all(Passenger, passengers)
@@ -403,20 +397,12 @@ class AirlineTools(Toolkit):
 
     @tool
     def calculate(self, expression: str) -> str:
-        """Work out an arithmetic expression.
-
-        Args:
-            expression: Numbers, + - * / and parentheses.
-        """
+        """Work out an arithmetic expression."""
         return work_out(expression)
 
     @tool(writes=True)
     def cancel_reservation(self, reservation_id: str) -> Plain:
-        """Cancel a whole reservation and refund its payments.
-
-        Args:
-            reservation_id: Id of the reservation.
-        """
+        """Cancel a whole reservation and refund its payments."""
         self._reservation(reservation_id)
         reservation = self.touch("reservations", reservation_id)
         history = reservation["payment_history"]
@@ -426,20 +412,12 @@ class AirlineTools(Toolkit):
 
     @tool
     def get_reservation_details(self, reservation_id: str) -> Plain:
-        """Look a reservation up.
-
-        Args:
-            reservation_id: Id of the reservation.
-        """
+        """Look a reservation up."""
         return self._show_reservation(reservation_id)
 
     @tool
     def get_user_details(self, user_id: str) -> Plain:
-        """Look a user and the ids of their reservations up.
-
-        Args:
-            user_id: Id of the user.
-        """
+        """Look a user and the ids of their reservations up."""
         return self._user(user_id)
 
     @tool
@@ -449,34 +427,17 @@ class AirlineTools(Toolkit):
 
     @tool
     def search_direct_flight(self, origin: str, destination: str, date: str) -> list[Plain]:
-        """Find direct flights on a date.
-
-        Args:
-            origin: Airport code to leave from.
-            destination: Airport code to arrive at.
-            date: Date as YYYY-MM-DD.
-        """
+        """Find direct flights on a date."""
         return self._search(date, origin, destination)
 
     @tool
     def search_onestop_flight(self, origin: str, destination: str, date: str) -> list[list[Plain]]:
-        """Find pairs of flights with one stop on a date.
-
-        Args:
-            origin: Airport code to leave from.
-            destination: Airport code to arrive at.
-            date: Date as YYYY-MM-DD.
-        """
+        """Find pairs of flights with one stop on a date."""
         return self._search_pairs(origin, destination, date)
 
     @tool(writes=True)
     def send_certificate(self, user_id: str, amount: int) -> str:
-        """Give a user a certificate.
-
-        Args:
-            user_id: Id of the user.
-            amount: What it is worth.
-        """
+        """Give a user a certificate."""
         methods = self._user(user_id)["payment_methods"]
         ids: list[str] = TABLES["certificate_ids"]
         payment_id = next((name for name in ids if name not in methods), None)
@@ -488,11 +449,7 @@ class AirlineTools(Toolkit):
 
     @tool
     def transfer_to_human_agents(self, summary: str) -> str:
-        """Hand the user over to a human agent.
-
-        Args:
-            summary: What the user wants and what was done so far.
-        """
+        """Hand the user over to a human agent."""
         return "Transfer successful"
 
     @tool(writes=True)
@@ -502,9 +459,7 @@ class AirlineTools(Toolkit):
         """Change the number of bags of a reservation.
 
         Args:
-            reservation_id: Id of the reservation.
             total_baggages: Number of bags from now on.
-            nonfree_baggages: How many of them are to be paid.
             payment_id: What pays for additional bags.
         """
         reservation = self._reservation(reservation_id)
@@ -526,8 +481,6 @@ class AirlineTools(Toolkit):
         """Change the flights or the cabin of a reservation.
 
         Args:
-            reservation_id: Id of the reservation.
-            cabin: Cabin class of all flights.
             flights: Number and date of every flight of the new reservation, unchanged ones included.
             payment_id: What pays, or receives, the difference in price.
         """
@@ -560,12 +513,7 @@ class AirlineTools(Toolkit):
     def update_reservation_passengers(
         self, reservation_id: str, passengers: list[Passenger | dict[str, Any]]
     ) -> Plain:
-        """Change the passengers of a reservation, not their number.
-
-        Args:
-            reservation_id: Id of the reservation.
-            passengers: First name, last name and date of birth of each passenger.
-        """
+        """Change the passengers of a reservation, not their number."""
         travellers: Any = self._read_all(Passenger, passengers)
         reservation = self._reservation(reservation_id)
         if len(travellers) != len(reservation["passengers"]):
@@ -576,10 +524,5 @@ class AirlineTools(Toolkit):
 
     @tool
     def get_flight_status(self, flight_number: str, date: str) -> str:
-        """Look up how a flight is doing on a date.
-
-        Args:
-            flight_number: Number of the flight.
-            date: Date as YYYY-MM-DD.
-        """
+        """Look up how a flight is doing on a date."""
         return self._flight_on(flight_number, date)["status"]

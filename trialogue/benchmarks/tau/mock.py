@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
+from trialogue.benchmarks.folder import read_table
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.database import Table
 from trialogue.world.tools import tool
@@ -39,6 +40,7 @@ class MockTools(Toolkit):
     tasks: Table[Plain]
     users: Table[Plain]
 
+    notes = read_table(__file__, "notes.toml")["mock"]
     shapes = {"tasks": Task, "users": User}
 
     def _task(self, task_id: str) -> Plain:
@@ -55,13 +57,7 @@ class MockTools(Toolkit):
 
     @tool(writes=True)
     def create_task(self, user_id: str, title: str, description: str = cast("Any", None)) -> Plain:
-        """Create a task for a user.
-
-        Args:
-            user_id: Whose task it is.
-            title: Its title.
-            description: What it is about.
-        """
+        """Create a task for a user."""
         self._user(user_id)
         task_id = f"task_{len(self.tasks) + 1}"
         task = Task(task_id=task_id, title=title, description=description, status="pending").model_dump()
@@ -76,12 +72,7 @@ class MockTools(Toolkit):
 
     @tool(writes=True)
     def update_task_status(self, task_id: str, status: TaskStatus) -> Plain:
-        """Change the status of a task.
-
-        Args:
-            task_id: Id of the task.
-            status: Its new status.
-        """
+        """Change the status of a task."""
         self._task(task_id)
         task = self.touch("tasks", task_id)
         task["status"] = status
@@ -95,17 +86,14 @@ class MockTools(Toolkit):
 
     @tool
     def transfer_to_human_agents(self, summary: str) -> str:
-        """Hand the user over to a human agent.
-
-        Args:
-            summary: What the user wants and what was done so far.
-        """
+        """Hand the user over to a human agent."""
         return "Transfer successful"
 
 
 class MockUserTools(Toolkit):
     notifications: Table[Plain]
 
+    notes = read_table(__file__, "notes.toml")["mock"]
     shapes = {"notifications": Notification}
 
     def _notification(self, notification_id: str) -> Plain:
@@ -121,11 +109,7 @@ class MockUserTools(Toolkit):
 
     @tool(writes=True)
     def dismiss_notification(self, notification_id: str) -> str:
-        """Mark a notification as read.
-
-        Args:
-            notification_id: Id of the notification.
-        """
+        """Mark a notification as read."""
         self._notification(notification_id)
         self.touch("notifications", notification_id)["status"] = "read"
         return f"Notification {notification_id} dismissed"

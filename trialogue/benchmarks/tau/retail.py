@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel
 
+from trialogue.benchmarks.folder import read_table
 from trialogue.benchmarks.tau.arithmetic import calculate as work_out
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.database import Table
@@ -134,6 +135,7 @@ class RetailTools(Toolkit):
     users: Table[Plain]
     orders: Table[Plain]
 
+    notes = read_table(__file__, "notes.toml")["retail"]
     shapes = {"products": Product, "users": User, "orders": Order}
 
     # -- what the first TAU-bench does differently -------------------------------------------------------
@@ -236,21 +238,12 @@ class RetailTools(Toolkit):
 
     @tool
     def calculate(self, expression: str) -> str:
-        """Work out an arithmetic expression.
-
-        Args:
-            expression: Numbers, + - * / and parentheses.
-        """
+        """Work out an arithmetic expression."""
         return work_out(expression)
 
     @tool(writes=True)
     def cancel_pending_order(self, order_id: str, reason: str) -> Plain:
-        """Cancel a pending order and refund what was paid for it.
-
-        Args:
-            order_id: Id of the order, with its leading '#'.
-            reason: Either 'no longer needed' or 'ordered by mistake'.
-        """
+        """Cancel a pending order and refund what was paid for it."""
         self._order_of(order_id, "pending", "cancelled")
         if reason not in self.reasons:
             raise ValueError("Invalid reason")
@@ -273,10 +266,7 @@ class RetailTools(Toolkit):
         """Exchange items of a delivered order for others of the same products.
 
         Args:
-            order_id: Id of the order, with its leading '#'.
             item_ids: Ids of the items to give back; one may occur several times.
-            new_item_ids: Ids of the items wanted instead, in the same order.
-            payment_method_id: What pays, or receives, the difference in price.
         """
         order = self._order_of(order_id, "delivered", "exchanged")
         self._check_held(order, item_ids, self.not_held)
@@ -299,8 +289,6 @@ class RetailTools(Toolkit):
         """Find a user's id by name and zip code.
 
         Args:
-            first_name: First name.
-            last_name: Last name.
             zip: Zip code of the user's address.
         """
         first, last = first_name.lower(), last_name.lower()
@@ -317,11 +305,7 @@ class RetailTools(Toolkit):
 
     @tool
     def find_user_id_by_email(self, email: str) -> str:
-        """Find a user's id by email address.
-
-        Args:
-            email: Email address.
-        """
+        """Find a user's id by email address."""
         wanted = email.lower()
         for user_id in self.users:
             if self.look("users", user_id)["email"].lower() == wanted:
@@ -330,29 +314,17 @@ class RetailTools(Toolkit):
 
     @tool
     def get_order_details(self, order_id: str) -> Plain:
-        """Look an order up.
-
-        Args:
-            order_id: Id of the order, with its leading '#'.
-        """
+        """Look an order up."""
         return self._order(order_id)
 
     @tool
     def get_product_details(self, product_id: str) -> Plain:
-        """Look a product and all its variants up.
-
-        Args:
-            product_id: Id of the product, not of an item.
-        """
+        """Look a product and all its variants up."""
         return self._product(product_id)
 
     @tool
     def get_item_details(self, item_id: str) -> Plain:
-        """Look one variant of a product up.
-
-        Args:
-            item_id: Id of the item, not of the product.
-        """
+        """Look one variant of a product up."""
         for product_id in self.products:
             variants = self.look("products", product_id)["variants"]
             if item_id in variants:
@@ -361,11 +333,7 @@ class RetailTools(Toolkit):
 
     @tool
     def get_user_details(self, user_id: str) -> Plain:
-        """Look a user and the ids of their orders up.
-
-        Args:
-            user_id: Id of the user.
-        """
+        """Look a user and the ids of their orders up."""
         return self._user(user_id)
 
     @tool
@@ -378,17 +346,7 @@ class RetailTools(Toolkit):
     def modify_pending_order_address(
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> Plain:
-        """Change the shipping address of a pending order.
-
-        Args:
-            order_id: Id of the order, with its leading '#'.
-            address1: First line of the address.
-            address2: Second line; may be empty.
-            city: City.
-            state: State.
-            country: Country.
-            zip: Zip code.
-        """
+        """Change the shipping address of a pending order."""
         self._open_order(order_id)
         address = self._to_address(address1, address2, city, state, country, zip)
         order = self.touch("orders", order_id)
@@ -402,10 +360,7 @@ class RetailTools(Toolkit):
         """Change items of a pending order to others of the same products; possible once.
 
         Args:
-            order_id: Id of the order, with its leading '#'.
             item_ids: Ids of the items to change; one may occur several times.
-            new_item_ids: Ids of the items wanted instead, in the same order.
-            payment_method_id: What pays, or receives, the difference in price.
         """
         order = self._order_of(order_id, "pending", "modified")
         self._check_held(order, item_ids, "{item_id} not found")
@@ -433,7 +388,6 @@ class RetailTools(Toolkit):
         """Pay a pending order by another method; what was paid before is refunded.
 
         Args:
-            order_id: Id of the order, with its leading '#'.
             payment_method_id: The method to pay with instead.
         """
         order = self._open_order(order_id)
@@ -461,17 +415,7 @@ class RetailTools(Toolkit):
     def modify_user_address(
         self, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> Plain:
-        """Change a user's default address.
-
-        Args:
-            user_id: Id of the user.
-            address1: First line of the address.
-            address2: Second line; may be empty.
-            city: City.
-            state: State.
-            country: Country.
-            zip: Zip code.
-        """
+        """Change a user's default address."""
         self._user(user_id)
         address = self._to_address(address1, address2, city, state, country, zip)
         user = self.touch("users", user_id)
@@ -485,7 +429,6 @@ class RetailTools(Toolkit):
         """Request the return of items of a delivered order.
 
         Args:
-            order_id: Id of the order, with its leading '#'.
             item_ids: Ids of the items to return; one may occur several times.
             payment_method_id: What receives the refund: the original method or a gift card.
         """
@@ -503,9 +446,5 @@ class RetailTools(Toolkit):
 
     @tool
     def transfer_to_human_agents(self, summary: str) -> str:
-        """Hand the user over to a human agent.
-
-        Args:
-            summary: What the user wants and what was done so far.
-        """
+        """Hand the user over to a human agent."""
         return "Transfer successful"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from trialogue.benchmarks.folder import read_table
 from trialogue.benchmarks.tau.phone import Phone
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.database import Table
@@ -138,6 +139,7 @@ class TelecomTools(Toolkit):
     bills: Table[Plain]
     devices: Table[Plain]
 
+    notes = read_table(__file__, "notes.toml")["telecom"]
     shapes = {"plans": Plan, "customers": Customer, "lines": Line, "bills": Bill, "devices": Device}
 
     @classmethod
@@ -182,11 +184,7 @@ class TelecomTools(Toolkit):
 
     @tool
     def get_customer_by_phone(self, phone_number: str) -> Plain:
-        """Find the customer who has a phone number.
-
-        Args:
-            phone_number: The customer's own number or that of one of their lines.
-        """
+        """Find the customer who has a phone number."""
         for key in self.customers:
             customer = self.look("customers", key)
             if customer["phone_number"] == phone_number or any(
@@ -207,12 +205,7 @@ class TelecomTools(Toolkit):
 
     @tool
     def get_customer_by_name(self, full_name: str, dob: str) -> list[Plain]:
-        """Find customers by name and date of birth.
-
-        Args:
-            full_name: First and last name.
-            dob: Date of birth as YYYY-MM-DD.
-        """
+        """Find customers by name and date of birth."""
         customers = [self.look("customers", key) for key in self.customers]
         return [
             customer
@@ -222,11 +215,7 @@ class TelecomTools(Toolkit):
 
     @tool
     def get_details_by_id(self, id: str) -> dict[str, Any]:
-        """Look up whatever an id names: a customer, line, device, bill or plan.
-
-        Args:
-            id: The id.
-        """
+        """Look up whatever an id names: a customer, line, device, bill or plan."""
         if id.startswith("L"):
             return self._find("lines", "Line", id)
         if id.startswith("D"):
@@ -241,13 +230,7 @@ class TelecomTools(Toolkit):
 
     @tool(writes=True)
     def suspend_line(self, customer_id: str, line_id: str, reason: str) -> dict[str, Any]:
-        """Suspend an active line.
-
-        Args:
-            customer_id: Whose line it is.
-            line_id: Id of the line.
-            reason: Why.
-        """
+        """Suspend an active line."""
         if self._line_of(customer_id, line_id)["status"] != "Active":
             raise ValueError("Line must be active to suspend")
         line = self.touch("lines", line_id)
@@ -260,12 +243,7 @@ class TelecomTools(Toolkit):
 
     @tool(writes=True)
     def resume_line(self, customer_id: str, line_id: str) -> dict[str, Any]:
-        """Resume a suspended line.
-
-        Args:
-            customer_id: Whose line it is.
-            line_id: Id of the line.
-        """
+        """Resume a suspended line."""
         if self._line_of(customer_id, line_id)["status"] not in ("Suspended", "Pending Activation"):
             raise ValueError("Line must be suspended to resume")
         line = self.touch("lines", line_id)
@@ -279,7 +257,6 @@ class TelecomTools(Toolkit):
 
         Args:
             customer_id: Id of the customer.
-            limit: How many at most.
         """
         customer = self.get_customer_by_id(customer_id)
         bills = [self._find("bills", "Bill", key) for key in customer["bill_ids"]]
@@ -291,7 +268,6 @@ class TelecomTools(Toolkit):
 
         Args:
             customer_id: Id of the customer.
-            bill_id: Id of the bill.
         """
         customer = self.get_customer_by_id(customer_id)
         if self.bills_of(customer, "Awaiting Payment"):
@@ -304,12 +280,7 @@ class TelecomTools(Toolkit):
 
     @tool
     def get_data_usage(self, customer_id: str, line_id: str) -> dict[str, Any]:
-        """Look up how much data a line has used in this billing cycle.
-
-        Args:
-            customer_id: Whose line it is.
-            line_id: Id of the line.
-        """
+        """Look up how much data a line has used in this billing cycle."""
         line = self._line_of(customer_id, line_id)
         plan = self._find("plans", "Plan", line["plan_id"])
         return {
@@ -322,42 +293,22 @@ class TelecomTools(Toolkit):
 
     @tool(writes=True)
     def enable_roaming(self, customer_id: str, line_id: str) -> dict[str, Any]:
-        """Allow a line to roam.
-
-        Args:
-            customer_id: Whose line it is.
-            line_id: Id of the line.
-        """
+        """Allow a line to roam."""
         return self._set_roaming(customer_id, line_id, True)  # pyright: ignore[reportReturnType]
 
     @tool(writes=True)
     def disable_roaming(self, customer_id: str, line_id: str) -> str:
-        """Forbid a line to roam.
-
-        Args:
-            customer_id: Whose line it is.
-            line_id: Id of the line.
-        """
+        """Forbid a line to roam."""
         return self._set_roaming(customer_id, line_id, False)
 
     @tool
     def transfer_to_human_agents(self, summary: str) -> str:
-        """Hand the user over to a human agent.
-
-        Args:
-            summary: What the user wants and what was done so far.
-        """
+        """Hand the user over to a human agent."""
         return "Transfer successful"
 
     @tool(writes=True)
     def refuel_data(self, customer_id: str, line_id: str, gb_amount: float) -> dict[str, Any]:
-        """Add data to a line and put it on the customer's next bill.
-
-        Args:
-            customer_id: Whose line it is.
-            line_id: Id of the line.
-            gb_amount: How many gigabytes.
-        """
+        """Add data to a line and put it on the customer's next bill."""
         line = self._line_of(customer_id, line_id)
         if gb_amount <= 0:
             raise ValueError("Refuel amount must be positive")
