@@ -2,8 +2,8 @@
 
 BEFORE and AFTER are checkouts. Each evaluates the oracle, takes a short cold start and three steps of
 reinforcement learning, with equal seeds, on one thread, with the Python that runs this script. Trajectories,
-metrics and weights are compared; the exit status is 1 if a file differs. A key of the metrics that has a new
-name since BEFORE is given as `--renamed OLD=NEW`.
+metrics and weights are compared; the exit status is 1 if a file differs. The times in metrics and the digest
+that ends each line are left out. Name a metric that has a new name since BEFORE as `--renamed OLD=NEW`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 PROGRAM = """
 import asyncio, sys
@@ -37,18 +39,30 @@ asyncio.run(train(load_config(TrainConfig, None, [place, levels, "run.name=train
 COMPARED = ("trajectories/*.jsonl", "metrics.jsonl", "model/*.safetensors")
 
 
-IGNORED = ("digest", "wall_seconds", "seconds")
-"""Metrics that depend on the time taken, and the digest of the line that holds them."""
+TIMES = ("wall_seconds", "seconds")
+"""Metrics that depend on the time taken."""
+DIGEST = re.compile(rb',"digest":"[^"]*"(?=\}$)', re.MULTILINE)
+"""The digest that ends a line: it was added after the first versions, and covers the times of a metric."""
 
 
 def to_bytes(file: Path, renamed: dict[str, str]) -> bytes:
-    """A file as it is compared: metrics without times and under their new names."""
-    data = file.read_bytes()
+    """A file as it is compared: lines without digests, metrics without times and under their new names."""
+    data = DIGEST.sub(b"", file.read_bytes()) if file.suffix == ".jsonl" else file.read_bytes()
     if file.name != "metrics.jsonl":
         return data
-    lines = [json.loads(line) for line in data.splitlines()]
-    kept = [[(renamed.get(key, key), line[key]) for key in line if key not in IGNORED] for line in lines]
-    return json.dumps(kept).encode()
+    return json.dumps([_without_times(json.loads(line), renamed) for line in data.splitlines()]).encode()
+
+
+def _without_times(value: Any, renamed: dict[str, str]) -> Any:
+    """Metrics at any depth, in their order."""
+    if not isinstance(value, dict):
+        return value
+    metrics = cast("dict[str, Any]", value)
+    return {
+        renamed.get(key, key): _without_times(inner, renamed)
+        for key, inner in metrics.items()
+        if key not in TIMES
+    }
 
 
 def run(tree: Path, out: Path, renamed: dict[str, str]) -> dict[str, str]:

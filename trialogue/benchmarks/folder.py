@@ -141,3 +141,29 @@ def read_python(path: Path) -> ast.Module:
     """The syntax tree of a Python file, which is never run."""
     with reading(path, ConfigError):
         return from_python(_unpack(path))
+
+
+def read_assigned(path: Path) -> dict[str, ast.expr]:
+    """What a Python file assigns to names at its top level."""
+    found: dict[str, ast.expr] = {}
+    for node in read_python(path).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = value
+            case _:
+                pass
+    return found
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """The texts that a Python file assigns at its top level, `.strip()` included."""
+    texts: dict[str, str] = {}
+    for name, value in read_assigned(path).items():
+        match value:
+            case ast.Constant(value=str(text)):
+                texts[name] = text
+            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="strip"), args=[]):
+                texts[name] = text.strip()
+            case _:
+                pass
+    return texts

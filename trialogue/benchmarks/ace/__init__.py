@@ -8,14 +8,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from trialogue.benchmarks.ace import data as files
+from trialogue.benchmarks.ace.execute import ASK_NOTHING
 from trialogue.benchmarks.ace.grade import grade, judge
-from trialogue.benchmarks.ace.speech import STOP, GoldCaller, TaskVoice, TextCaller
+from trialogue.benchmarks.ace.speech import STOP, TextCaller
+from trialogue.benchmarks.ace.texts import WORLD
 from trialogue.benchmarks.ace.travel import load_travel
 from trialogue.benchmarks.ace.world import AceDomain
 from trialogue.benchmarks.folder import find_version
 from trialogue.benchmarks.rules import BenchmarkRules, count_messages
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
+from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.task import Expected, Task
 from trialogue.trajectory import Turn
 from trialogue.world.domain import from_list
@@ -26,29 +29,6 @@ MAX_MESSAGES = 40
 """Behind the first one."""
 UNHEARD = 3
 """In how many messages at the beginning the benchmark does not look for the words that end it."""
-POLICIES = {
-    "phone": """\
-You are the assistant on a person's phone. You send and read messages, keep reminders and order food.
-It is 2024-06-11, 16:00.
-
-- Use the functions for everything; never guess what they would answer. Ask for what you are not told.
-- A function that is refused for want of Wi-Fi or login works once Wi-Fi is on or the device is logged in.
-- When there is no room for another message, ask the user which one to delete.
-- After reading out a message or reminder, ask whether the user wants anything in it done.
-- Before ordering food, log in with the user's account; order from one merchant at a time.
-- Say so when something cannot be done, and tell the user how each request came out.
-""",
-    "travel": """\
-You are the agent of an airline. You book, change and cancel flights. It is 2024-07-15, 08:00.
-
-- Ask for user id and password before anything else.
-- Use the functions for everything; never guess what they would answer.
-- Say what you are about to book or change and wait for the user's consent.
-- A return journey is two bookings, and so is a journey over a third city where no flight goes direct.
-- Ask how the user wants to pay: cash or bank. A bag beyond the free ones costs 50.
-- A flight can be changed to another one between the same cities.
-""",
-}
 
 
 @dataclass(frozen=True)
@@ -94,14 +74,15 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
     alone = category == "multi_step"
     name = f"ace:{category}"
     wording = files.read_wording(folder, language)
-    policies = {key: wording.get(key, text) for key, text in POLICIES.items()}
+    own_policies: dict[str, str] = WORLD["policies"]
+    policies = {key: wording.get(key, text) for key, text in own_policies.items()}
     has_user = "user_travel" in wording and "user_phone" in wording
 
     def user_prompt(task: Task) -> str:
         kind = "travel" if "Travel" in task.meta["involved_classes"] else "phone"
         return wording[f"user_{kind}"].replace("{instruction}", task.instructions)
 
-    is_official = has_user and all(key in wording for key in POLICIES)
+    is_official = has_user and all(key in wording for key in own_policies)
     phone = files.read_phone(folder, language)
     domain = AceDomain(
         name=name,
@@ -109,8 +90,8 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         database=phone,
         tasks=from_list(name, []),
         reward=grade,
-        user=(lambda task, _seed: TaskVoice(task)) if alone else None,
-        oracle=lambda task, _seed: GoldCaller(task),
+        user=_tell_task if alone else None,
+        oracle=_make_gold_calls,
         user_prompt=user_prompt if has_user and not alone else None,
         rules=AceRules(user_cue=None if alone else CUES[language], grade_at_cap=quirks, quirks=quirks),
         reference=f"{name}@{language}{'-text' if text else ''}{'' if quirks else '-mended'}",
@@ -152,3 +133,13 @@ def _with_calls(domain: AceDomain, task: Task) -> Task:
     if not calls or not judge(environment, []).end_to_end:
         return task
     return task.model_copy(update={"expected": Expected(calls=calls)})
+
+
+def _tell_task(task: Task, seed: int) -> ScriptedModel:
+    """The user of a task without one: says the task, and from then on that nobody will answer."""
+    return ScriptedModel([task.instructions, ASK_NOTHING])
+
+
+def _make_gold_calls(task: Task, seed: int) -> ScriptedModel:
+    """Makes the calls of a task's answer one by one and ends the conversation."""
+    return ScriptedModel([*(call(item.name, **item.arguments) for item in task.expected.calls), STOP])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, cast
 
 from trialogue.benchmarks.ace.execute import Unreadable, read_calls
 from trialogue.benchmarks.ace.phone import Phone, to_users
-from trialogue.benchmarks.folder import find_data, read_lines, read_python
+from trialogue.benchmarks.folder import find_data, read_lines, read_texts
 from trialogue.benchmarks.toolkit import Plain
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
@@ -118,12 +117,6 @@ def read_wording(folder: Path, language: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for place, names in wanted.items():
         if (code / place).is_file():
-            for node in read_python(code / place).body:
-                match node:
-                    case ast.Assign(
-                        targets=[ast.Name(id=variable)], value=ast.Constant(value=str() as text)
-                    ) if variable in names:
-                        found[names[variable]] = text
-                    case _:
-                        pass
+            texts = read_texts(code / place)
+            found |= {key: texts[name] for name, key in names.items() if name in texts}
     return found

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from trialogue.benchmarks.ace.texts import say
+from trialogue.benchmarks.ace.texts import WORLD, say
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.tools import tool
 
 CAPACITY = 6
 """How many messages, and how many reminders, the phone holds."""
-NAMES = ("Eve", "Frank", "Grace", "Helen", "Isaac", "Jack")
-PEOPLE = {name: f"USR{100 + number}" for number, name in enumerate(NAMES)}
-PASSWORDS = ("password123", "password456", "password789", "password321", "password654", "password654")
-BALANCES = (500.0, 300.0, 150.0, 800.0, 400.0, 120.0)
-Menu = Mapping[str, Mapping[str, float]]
-MERCHANTS: Mapping[str, Menu] = {
-    "en": {
-        "Domino's": {"Margherita Pizza": 68.0, "Super Supreme Pizza": 88.0},
-        "Rice Village Bibimbap": {"Stone Pot Bibimbap": 35.0, "Korean Beef Bibimbap": 45.0},
-        "Haidilao": {"Beef Rolls": 68.0, "Seafood Platter": 88.0},
-        "Heytea": {"Cheese Milk Tea": 25.0, "Four Seasons Spring Milk Tea": 22.0},
-        "Hema Fresh": {"Organic Vegetable Pack": 15.0, "Fresh Gift Pack": 99.0},
-        "Jiutian BBQ": {"Korean Grilled Beef": 128.0, "Grilled Pork Belly": 78.0},
-    },
-    "zh": {
-        "达美乐": {"玛格丽特披萨": 68.0, "超级至尊披萨": 88.0},
-        "米村拌饭": {"石锅拌饭": 35.0, "韩式牛肉拌饭": 45.0},
-        "海底捞": {"牛肉卷": 68.0, "海鲜拼盘": 88.0},
-        "喜茶": {"芝士奶茶": 25.0, "四季春奶茶": 22.0},
-        "盒马生鲜": {"有机蔬菜包": 15.0, "生鲜大礼包": 99.0},
-        "九田家烤肉": {"韩式烤牛肉": 128.0, "烤五花肉": 78.0},
-    },
-}
+PEOPLE = {name: f"USR{100 + number}" for number, (name, *_) in enumerate(WORLD["people"])}
 FORMAT = "%Y-%m-%d"
 
 
@@ -42,7 +19,7 @@ def to_users() -> dict[str, Plain]:
     """The customers of the food platform."""
     return {
         name: {"user_id": f"U{100 + number}", "password": password, "balance": balance}
-        for number, (name, password, balance) in enumerate(zip(NAMES, PASSWORDS, BALANCES, strict=True))
+        for number, (name, password, balance) in enumerate(WORLD["people"])
     }
 
 
@@ -267,7 +244,7 @@ class Phone(Toolkit):
         """Order from a merchant."""
         if username not in self.logged_in_users:
             return self._answer(False, "not_in", username)
-        merchants = MERCHANTS[self.language]
+        merchants = WORLD["merchants"][self.language]
         if merchant_name not in merchants:
             return self._answer(False, "no_merchant")
         menu = merchants[merchant_name]
@@ -295,7 +272,7 @@ class Phone(Toolkit):
     @tool
     def get_products(self, merchant_name: str) -> Any:
         """The menu of a merchant."""
-        menu = MERCHANTS[self.language].get(merchant_name)
+        menu = WORLD["merchants"][self.language].get(merchant_name)
         if not menu:
             return self._answer(False, "no_such_merchant", merchant_name)
         return [{"product": product, "price": price} for product, price in menu.items()]

@@ -1,11 +1,11 @@
-"""How the parties of ACEBench speak: an agent whose calls are text, and the voice of a task alone."""
+"""The agent of ACEBench in its own manner: its calls are text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trialogue.benchmarks.ace.execute import ASK_NOTHING, Unreadable, read_calls
+from trialogue.benchmarks.ace.execute import Unreadable, read_calls
 from trialogue.benchmarks.ace.world import EXECUTE, AceDomain
 from trialogue.messages import Message, ToolCall
 from trialogue.talk.model import Model
@@ -19,30 +19,6 @@ RULES = """\
 You help by calling functions. To call some, write nothing but [name(key='value'), name(key='value')].
 Anything else you write goes to the user. When everything is done, write 'finish conversation'.
 """
-
-
-class TaskVoice:
-    """Says the task, and from then on that nobody will answer."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-
-    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        is_first = not any(turn.message.role == "user" for turn in turns)
-        return Reply(self._task.instructions if is_first else ASK_NOTHING)
-
-
-class GoldCaller:
-    """Makes the calls of a task's answer one by one and ends the conversation."""
-
-    def __init__(self, task: Task) -> None:
-        self._calls = list(task.expected.calls)
-
-    async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        if not self._calls:
-            return Reply(STOP)
-        call = self._calls.pop(0)
-        return Reply(tool_calls=(ToolCall(id="call_0", name=call.name, arguments=call.arguments),))
 
 
 class TextCaller:

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from trialogue.benchmarks.ace.texts import say
+from trialogue.benchmarks.ace.texts import WORLD, say
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.tools import tool
 
-CITIES = {
-    "Beijing": "北京",
-    "Shanghai": "上海",
-    "Nanjing": "南京",
-    "Shenzhen": "深圳",
-    "Xiamen": "厦门",
-    "Chengdu": "成都",
-    "Fuzhou": "福州",
-}
-FLIGHTS = (
-    ("CA1234", "Beijing", "Shanghai", "15 08:00", "15 10:30", 5, 1200, 3000),
-    ("MU5678", "Shanghai", "Beijing", "16 09:00", "16 11:30", 3, 1900, 3000),
-    ("CZ4321", "Shanghai", "Beijing", "16 20:00", "16 22:00", 8, 2500, 4000),
-    ("CZ4352", "Shanghai", "Beijing", "17 20:00", "17 22:00", 8, 1600, 2500),
-    ("MU3561", "Beijing", "Nanjing", "18 08:00", "18 10:00", 8, 1500, 4000),
-    ("MU1566", "Beijing", "Nanjing", "18 20:00", "18 22:00", 8, 1500, 4000),
-    ("CZ1765", "Nanjing", "Shenzhen", "17 20:30", "17 22:00", 8, 1500, 2500),
-    ("CZ1765", "Nanjing", "Shenzhen", "18 12:30", "18 15:00", 8, 1500, 2500),
-    ("MH1765", "Xiamen", "Chengdu", "17 12:30", "17 15:00", 8, 1500, 2500),
-    ("MH2616", "Chengdu", "Xiamen", "18 18:30", "18 21:00", 8, 1500, 2500),
-    ("MH2616", "Chengdu", "Fuzhou", "16 18:30", "16 21:00", 8, 1500, 2500),
-)
-CUSTOMERS = (
-    ("user1", "Eve", "password123", 2000.0, 50000.0, "regular"),
-    ("user2", "Frank", "password456", 8000.0, 8000.0, "silver"),
-    ("user3", "Grace", "password789", 1000.0, 5000.0, "gold"),
-)
-RESERVATIONS = (
-    ("user1", "CA1234", "economy", "Beijing", "Shanghai"),
-    ("user1", "MU5678", "business", "Shanghai", "Beijing"),
-    ("user2", "MH1765", "business", "Xiamen", "Chengdu"),
-    ("user2", "MU2616", "business", "Chengdu", "Xiamen"),
-)
-FREE_BAGS: Mapping[str, tuple[int, int]] = {"regular": (1, 2), "silver": (2, 3), "gold": (3, 3)}
-"""Bags that cost nothing, in economy and in business class."""
 BAG_PRICE = 50
 NOW = datetime(2024, 7, 14, 6)
 FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -54,7 +18,7 @@ def load_travel(language: str) -> Travel:
     """The airline as every conversation finds it."""
 
     def city(name: str) -> str:
-        return CITIES[name] if language == "zh" else name
+        return WORLD["cities"][name] if language == "zh" else name
 
     flights: list[Plain] = [
         {
@@ -68,7 +32,7 @@ def load_travel(language: str) -> Travel:
             "economy_price": economy,
             "business_price": business,
         }
-        for number, origin, destination, departs, arrives, seats, economy, business in FLIGHTS
+        for number, origin, destination, departs, arrives, seats, economy, business in WORLD["flights"]
     ]
     users: dict[str, Plain] = {
         key: {
@@ -78,7 +42,7 @@ def load_travel(language: str) -> Travel:
             "bank_balance": bank,
             "membership_level": level,
         }
-        for key, name, password, cash, bank, level in CUSTOMERS
+        for key, name, password, cash, bank, level in WORLD["customers"]
     }
     reservations: list[Plain] = [
         {
@@ -91,7 +55,7 @@ def load_travel(language: str) -> Travel:
             "origin": city(origin),
             "destination": city(destination),
         }
-        for number, (user, flight, cabin, origin, destination) in enumerate(RESERVATIONS, 1)
+        for number, (user, flight, cabin, origin, destination) in enumerate(WORLD["reservations"], 1)
     ]
     return Travel.load(
         {"language": language, "flights": flights, "users": users, "reservations": reservations}
@@ -120,7 +84,9 @@ class Travel(Toolkit):
         return flight["economy_price" if cabin == self._say("economy") else "business_price"]
 
     def _free_bags(self, level: str, cabin: str) -> int:
-        cabins = dict(zip((self._say("economy"), self._say("business")), FREE_BAGS[level], strict=True))
+        cabins = dict(
+            zip((self._say("economy"), self._say("business")), WORLD["free_bags"][level], strict=True)
+        )
         return cabins[cabin]
 
     @tool

@@ -16,6 +16,7 @@ from trialogue.benchmarks.ace.execute import (
     to_seen,
     to_text,
 )
+from trialogue.benchmarks.ace.texts import WORLD
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.task import Call, Side, Task
 from trialogue.world.domain import Domain, Environment
@@ -23,60 +24,7 @@ from trialogue.world.tools import Tool, ToolResult
 
 EXECUTE = "execute"
 """Stands for a whole text of calls, where the agent writes them as text."""
-_BASE = ("turn_on_wifi", "login_device")
 _ZH_ONLY = frozenset({"mark_as_notified", "search_reminders"})
-FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "BaseApi": _BASE,
-    "MessageApi": (
-        *_BASE,
-        "send_message",
-        "delete_message",
-        "view_messages_between_users",
-        "search_messages",
-        "get_all_message_times_with_ids",
-        "get_latest_message_id",
-        "get_earliest_message_id",
-    ),
-    "ReminderApi": (
-        *_BASE,
-        "view_reminder_by_title",
-        "add_reminder",
-        "delete_reminder",
-        "view_all_reminders",
-        "mark_as_notified",
-        "search_reminders",
-    ),
-    "FoodPlatform": (
-        *_BASE,
-        "login_food_platform",
-        "view_logged_in_users",
-        "check_balance",
-        "add_food_delivery_order",
-        "get_products",
-        "view_orders",
-        "search_orders",
-    ),
-    "Travel": (
-        "get_flight_details",
-        "get_user_details",
-        "get_reservation_details",
-        "authenticate_user",
-        "get_baggage_allowance",
-        "calculate_baggage_fee",
-        "find_transfer_flights",
-        "reserve_flight",
-        "modify_flight",
-        "cancel_reservation",
-    ),
-}
-GRADED: Mapping[str, tuple[str, ...]] = {
-    "BaseApi": ("wifi", "logged_in"),
-    "MessageApi": ("inbox",),
-    "ReminderApi": ("reminder_list",),
-    "FoodPlatform": ("users", "logged_in_users", "orders"),
-    "Travel": ("users", "reservations"),
-}
-"""What of each class is compared at the end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +61,8 @@ class AceEnvironment(Environment):
         self.has_run = False
         """Whether anything was carried out at all: without it the benchmark has no state to compare."""
         absent = _ZH_ONLY if domain.language == "en" else frozenset[str]()
-        self.functions = {name for kind in self.classes for name in FUNCTIONS[kind]} - absent
+        kinds = self.classes if is_travel else ["BaseApi", *self.classes]
+        self.functions = {name for kind in kinds for name in WORLD["functions"][kind]} - absent
         if not is_travel:
             given: Mapping[str, Any] = task.meta["initial_config"].get("BaseApi", {})
             self.database.wifi = given.get("wifi", False)
@@ -193,7 +142,7 @@ class AceEnvironment(Environment):
         if not self.has_run:
             return []
         data = self.database.to_data()
-        return [{kind: {name: data[name] for name in GRADED[kind]}} for kind in self.classes]
+        return [{kind: {name: data[name] for name in WORLD["graded"][kind]}} for kind in self.classes]
 
 
 _TYPES = {

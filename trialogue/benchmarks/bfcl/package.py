@@ -5,7 +5,6 @@ Each module gets a name of its own, so that packages of two generations can be u
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trialogue.benchmarks.folder import VARIABLE, find_data, read_lines, read_python
+from trialogue.benchmarks.folder import VARIABLE, find_data, read_lines, read_texts
 from trialogue.benchmarks.toolkit import Plain
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
@@ -89,18 +88,8 @@ def read_functions(package: Path, kind: str) -> tuple[Plain, ...]:
 def read_added_sentence(package: Path) -> str | None:
     """What the benchmark says when functions are added, read without running anything."""
     path = package / "constants" / "default_prompts.py"
-    if not path.is_file():
-        return None
-    for node in read_python(path).body:
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(id="DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC")],
-                value=ast.Constant(value=str() as text),
-            ):
-                return text
-            case _:
-                pass
-    return None
+    texts = read_texts(path) if path.is_file() else {}
+    return texts.get("DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC")
 
 
 @lru_cache(maxsize=32)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trialogue.benchmarks.folder import Missing, find_data, read_data, read_python
+from trialogue.benchmarks.folder import Missing, find_data, read_assigned, read_data, read_python
 from trialogue.errors import ConfigError
 from trialogue.reading import from_json, reading
 from trialogue.task import SPLITS, Call, Expected, Task
@@ -73,14 +73,9 @@ def read_raw_tasks(folder: Path, split: str) -> list[dict[str, Any]]:
     path = folder / f"tasks_{split}.py"
     if not path.is_file():
         return read_data(folder, f"tasks_{split}")
-    for node in read_python(path).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=items)) if name.startswith(
-                "TASKS"
-            ):
-                return from_json(json.dumps([_to_plain(item) for item in items]))
-            case _:
-                pass
+    for name, value in read_assigned(path).items():
+        if name.startswith("TASKS") and isinstance(value, ast.List):
+            return from_json(json.dumps([_to_plain(item) for item in value.elts]))
     raise ConfigError(f"{path} assigns no list of tasks")
 
 
@@ -131,13 +126,10 @@ def read_schemas(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def _read_order(path: Path) -> list[str]:
-    for node in read_python(path).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id="ALL_TOOLS")], value=ast.List(elts=items)):
-                return [item.id for item in items if isinstance(item, ast.Name)]
-            case _:
-                pass
-    raise ConfigError(f"{path} assigns no ALL_TOOLS")
+    value = read_assigned(path).get("ALL_TOOLS")
+    if not isinstance(value, ast.List):
+        raise ConfigError(f"{path} assigns no ALL_TOOLS")
+    return [item.id for item in value.elts if isinstance(item, ast.Name)]
 
 
 def _returned(owner: ast.ClassDef, function: str) -> list[Any]:

@@ -20,6 +20,11 @@ class Outcome:
     outputs: dict[str, bool]
 
     @property
+    def parts(self) -> dict[str, float]:
+        parts = {"DB": float(self.is_data_right)}
+        return {**parts, "OUTPUT": float(all(self.outputs.values()))} if self.outputs else parts
+
+    @property
     def reward(self) -> float:
         return float(self.is_data_right and all(self.outputs.values()))
 
@@ -40,11 +45,8 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
     """The reward of a finished conversation."""
     world = cast("Tau1Environment", environment)
     outcome = judge_outcome(world, trajectory.turns)
-    parts = {"DB": float(outcome.is_data_right)}
     why = [f"output: the agent never said {text!r}" for text, found in outcome.outputs.items() if not found]
-    if outcome.outputs:
-        parts["OUTPUT"] = float(all(outcome.outputs.values()))
     if not outcome.is_data_right:
         changes = world.difference(world.reach_gold())
         why += [f"DB: {item.path} should be {item.before!r}, is {item.after!r}" for item in changes[:8]]
-    return Reward(value=outcome.reward, parts=parts, why=tuple(why or ["everything as expected"]))
+    return Reward(value=outcome.reward, parts=outcome.parts, why=tuple(why or ["everything as expected"]))

@@ -43,15 +43,10 @@ def score_one(domain: Tau1Domain, record: Mapping[str, Any]) -> Recorded:
         said = Message(role=message["role"], content=message.get("content") or "", tool_calls=calls)
         turns.append(Turn(side="agent" if message["role"] == "assistant" else "user", message=said))
     outcome = judge_outcome(environment, turns) if record.get("done", True) else None
-    parts: dict[str, float] | None = None
-    if outcome is not None:
-        parts = {"DB": float(outcome.is_data_right)}
-        if outcome.outputs:
-            parts["OUTPUT"] = float(all(outcome.outputs.values()))
     return Recorded(
         id=str(record["id"]),
         reward=0.0 if outcome is None else outcome.reward,
-        reward_breakdown=parts,
+        reward_breakdown=None if outcome is None else outcome.parts,
         db_match=None if outcome is None else outcome.is_data_right,
         initial_db_hash=initial,
         final_db_hash=environment.toolkit.official_hash(),

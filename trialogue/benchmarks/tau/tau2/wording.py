@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.benchmarks.folder import read_json, read_python
+from trialogue.benchmarks.folder import read_json, read_python, read_texts
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
 from trialogue.world.tools import Tool
@@ -87,7 +87,7 @@ def read_schema_file(path: Path, domain: str) -> Wording:
 
 def read_checkout(source: Path, domain: str) -> Wording:
     """Prompts from the agent's module, descriptions from the docstrings of the domain's."""
-    texts = _read_texts(source / "agent" / "llm_agent.py")
+    texts = read_texts(source / "agent" / "llm_agent.py")
     docs = Documents()
     for path in sorted((source / "domains" / domain.removesuffix("-workflow")).glob("*.py")):
         _read_documents(path, docs)
@@ -101,25 +101,6 @@ def read_checkout(source: Path, domain: str) -> Wording:
         solo.replace("{domain_policy}", "{policy}"),
         docs=docs,
     )
-
-
-def _read_texts(path: Path) -> dict[str, str]:
-    """The texts assigned to names at the top of a module, `.strip()` included."""
-    texts: dict[str, str] = {}
-    for node in read_python(path).body:
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(id=name)],
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Constant(value=str(text)), attr="strip"), args=[]
-                ),
-            ):
-                texts[name] = text.strip()
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
-                texts[name] = text
-            case _:
-                pass
-    return texts
 
 
 def _read_documents(path: Path, docs: Documents) -> None:
