@@ -50,11 +50,12 @@ def to_bytes(file: Path, renamed: dict[str, str]) -> bytes:
     data = DIGEST.sub(b"", file.read_bytes()) if file.suffix == ".jsonl" else file.read_bytes()
     if file.name != "metrics.jsonl":
         return data
-    return json.dumps([_without_times(json.loads(line), renamed) for line in data.splitlines()]).encode()
+    lines = [_without_times(json.loads(line), renamed) for line in data.splitlines()]
+    return json.dumps(lines, sort_keys=True).encode()
 
 
 def _without_times(value: Any, renamed: dict[str, str]) -> Any:
-    """Metrics at any depth, in their order."""
+    """Metrics at any depth."""
     if not isinstance(value, dict):
         return value
     metrics = cast("dict[str, Any]", value)

@@ -126,3 +126,8 @@ def is_own_code(name: str, folder: Path | None = None) -> bool:
     if name.startswith("<") or file.is_relative_to(_HERE) or file.is_relative_to(_PYTHON):
         return False
     return not _INSTALLED & set(file.parts)
+
+
+def read_table(module: str, name: str) -> dict[str, Any]:
+    """A TOML file beside a module of this package, given by the module's `__file__`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))

@@ -20,11 +20,6 @@ ENDINGS = ("", ".gz")
 DATA = (".json", ".toml")
 
 
-def read_table(module: str, name: str) -> dict[str, Any]:
-    """A TOML file that lies beside a module of this package, given by the module's `__file__`."""
-    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
-
-
 class Missing(ConfigError):
     """A file that is not there; some may be left out."""
 

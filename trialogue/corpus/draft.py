@@ -20,7 +20,7 @@ from trialogue.config import DraftConfig
 from trialogue.durable import append, write
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import Frozen, Message
-from trialogue.reading import find_object, from_json
+from trialogue.reading import find_object, from_json, read_table
 from trialogue.score.check import find_task_problems
 from trialogue.talk.model import Model
 from trialogue.task import Assertion, Check, Expected, Setup, Side, Task
@@ -41,103 +41,7 @@ from trialogue.world.simulated import (
 T = TypeVar("T")
 Watch = Callable[[str], None]
 
-FORM = """\
-You help to design training scenarios for service agents that talk with users and use tools over a database. \
-Answer with one JSON object and nothing else.\
-"""
-TABLES = """\
-# Brief
-{brief}
-
-Design the database: 1 to 5 tables, simplified but true to such a business. Names are small letters, \
-digits and _. \
-A field is {{"type": "text" | "integer" | "number" | "boolean" | "texts", "description": "…"}}, with \
-"choices": ["…"] where only some texts are allowed and "optional": true where it may be missing. Each \
-table has a \
-field that is the key of its records, such as order_id.
-
-Answer: {{"summary": "the business in one sentence", "tables": {{"orders": {{"description": "…", "fields": \
-{{"order_id": {{"type": "text", "description": "…"}}}}}}}}}}\
-"""
-TOOLS = """\
-# Brief
-{brief}
-
-# Tables
-{tables}
-
-Design 4 to 12 tools of the service desk: some that look records up, some that change them (these have \
-"writes": \
-true), and one that hands the user over to a human (with "writes": true and "ends": true) if the \
-business has such. \
-Parameters are described like the fields of the tables.
-
-Answer: {{"tools": [{{"name": "get_order", "description": "…", "writes": false, "parameters": {{"order_id": \
-{{"type": "text", "description": "…"}}}}}}]}}\
-"""
-POLICY = """\
-# Brief
-{brief}
-
-# Tables
-{tables}
-
-# Tools
-{tools}
-
-Write the policy the agent is given, in Markdown: how the user is identified, what must be looked up \
-before deciding, \
-that every change is described and needs an explicit yes, what is allowed and what has to be refused, \
-and why. The \
-rules must be decidable from the database.
-
-Answer: {{"policy": "# …"}}\
-"""
-TASKS = """\
-# Policy
-{policy}
-
-# Tables
-{tables}
-
-# Tools
-{tools}
-
-Write task number {number}, unlike these: {earlier}
-
-- "wish" tells the user, in the second person, who they are, what they want and everything they know; \
-it names \
-neither tools nor the policy. Some wishes must be refused by the policy.
-- "database" is small: 3 to 12 records, some of them of other people, {{"table": {{"key": {{fields}}}}}}.
-- "changes" is what a perfect agent changes, in the same form with only the fields that change; a \
-record whose key \
-cannot be known beforehand has the key "{new}"; {{}} where nothing may change.
-- "say" lists what the agent must tell the user, word for word (a number, a date, a status; for a \
-refusal a list of \
-wordings such as ["cannot", "can't", "not possible"]); [] where nothing in particular.
-- At least one of "changes" and "say" is not empty. "family" is the kind of wish in a word or two.
-
-Answer: {{"wish": "…", "database": {{}}, "changes": {{}}, "say": [], "family": "…"}}\
-"""
-WISHES = """\
-# Policy
-{policy}
-
-# Tools
-{tools}
-
-These tools belong to a real server. Write wish number {number} of a user, unlike these: {earlier}
-
-"wish" tells the user, in the second person, what they want and everything they know; it names no \
-tools. It must be \
-possible to fulfil it with these tools. "family" is the kind of wish in a word or two. Where a call of \
-a tool made \
-afterwards shows whether it was fulfilled, add "checks": [{{"name": "tool", "arguments": {{}}, \
-"matches": "regular \
-expression"}}].
-
-Answer: {{"wish": "…", "family": "…", "checks": []}}\
-"""
+PROMPTS: dict[str, str] = read_table(__file__, "prompts.toml")["draft"]
 
 
 class _Tables(Frozen):
@@ -179,7 +83,7 @@ class Drafter:
 
     async def ask(self, what: str, prompt: str, read: Callable[[Any], T]) -> T:
         """A draft that `read` accepts. What is wrong goes back to the model, a bounded number of times."""
-        turns = [_say("system", FORM), _say("user", prompt)]
+        turns = [_say("system", PROMPTS["form"]), _say("user", prompt)]
         problem = ""
         for attempt in range(self.repairs + 1):
             self.asked += 1
@@ -203,7 +107,7 @@ class Drafter:
 
     async def draft_scenario(self, brief: str) -> tuple[Scenario, str]:
         """Tables, tools and policy of a new scenario."""
-        tables = await self.ask("tables", TABLES.format(brief=brief), _Tables.model_validate)
+        tables = await self.ask("tables", PROMPTS["tables"].format(brief=brief), _Tables.model_validate)
         shown = json.dumps(
             tables.model_dump(mode="json", exclude_defaults=True)["tables"], ensure_ascii=False
         )
@@ -218,10 +122,10 @@ class Drafter:
             make_domain("draft", scenario, "draft", from_list("draft", []))
             return scenario
 
-        scenario = await self.ask("tools", TOOLS.format(brief=brief, tables=shown), read_tools)
+        scenario = await self.ask("tools", PROMPTS["tools"].format(brief=brief, tables=shown), read_tools)
         policy = await self.ask(
             "policy",
-            POLICY.format(brief=brief, tables=shown, tools=_show_tools(scenario)),
+            PROMPTS["policy"].format(brief=brief, tables=shown, tools=_show_tools(scenario)),
             _Policy.model_validate,
         )
         return scenario, policy.policy.rstrip() + "\n"
@@ -261,7 +165,7 @@ class Drafter:
                     meta={"family": wish.family},
                 )
 
-            prompt = WISHES.format(policy=domain.policy, tools=tools, number=number, earlier=told)
+            prompt = PROMPTS["wishes"].format(policy=domain.policy, tools=tools, number=number, earlier=told)
             return await self.ask(f"wish {number}", prompt, read_wish)
 
         def read_task(value: Any) -> Task:
@@ -291,7 +195,7 @@ class Drafter:
                 raise ValueError('"changes" changes nothing')
             return task
 
-        prompt = TASKS.format(
+        prompt = PROMPTS["tasks"].format(
             policy=domain.policy,
             tables=json.dumps(domain.database.schemas(), ensure_ascii=False),
             tools=_show_tools(domain.scenario),
@@ -326,21 +230,6 @@ def _show_tools(scenario: Scenario) -> str:
     return json.dumps(scenario.model_dump(mode="json", exclude_defaults=True)["tools"], ensure_ascii=False)
 
 
-README = """\
-# {name}
-
-A scenario drafted by {model}. Its tools are simulated by a language model from a small database of each task.
-Read it, correct it, and let `trialogue check {name}` tell whether it still holds together.
-
-| File | Holds |
-| --- | --- |
-| `brief.md` | what was asked for |
-| `scenario.json` | the tables and the tools |
-| `policy.md` | what the agent is told |
-| `tasks.jsonl` | one task a line: the user's wish, the database, what must come of it |
-"""
-
-
 def read_brief(folder: Path, file: str | None) -> str | None:
     """What a new scenario is about; None where the folder is there already."""
     if folder.exists():
@@ -363,7 +252,7 @@ def write_folder(folder: Path, brief: str, scenario: Scenario, policy: str, mode
         "policy.md": policy,
         "brief.md": brief + "\n",
         "tasks.jsonl": "",
-        "README.md": README.format(name=folder.name, model=model),
+        "README.md": PROMPTS["readme"].format(name=folder.name, model=model),
     }
     for name, text in files.items():
         write(folder / name, text)

@@ -15,7 +15,7 @@ from trialogue.durable import mend
 from trialogue.errors import GradeError, ModelError, RunError
 from trialogue.lines import append_records, read_lines, write_records
 from trialogue.messages import Frozen, Message
-from trialogue.reading import find_object, from_json
+from trialogue.reading import find_object, from_json, read_table
 from trialogue.talk.model import Model, ModelSource
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domain import Domain
@@ -126,29 +126,11 @@ QUESTION = "a [NOTE] accept · r REASON reject · s skip · q stop > "
 
 # -- the judge ---------------------------------------------------------------------------------------------
 
-RUBRIC = {
-    "faithful": "Everything the agent tells the user agrees with the tool results; nothing is made up.",
-    "policy": "The agent keeps to the policy, asks for confirmation where it must, refuses what it must.",
-    "complete": "Every wish of the user is fulfilled or rightly turned down before the conversation ends.",
-    "user": "The user stays in role: wants only what the scenario says, makes nothing up, never helps.",
-    "natural": "It reads like people talking: clear, to the point, without repetition.",
-}
+PROMPTS: dict[str, Any] = read_table(__file__, "prompts.toml")["judge"]
+RUBRIC: dict[str, str] = PROMPTS["rubric"]
 """What a judge looks at: each gets 1 (bad) to 5 (good)."""
 LOWEST = 4
-"""With a lower score in any point a conversation is rejected."""
-
-INSTRUCTIONS = """\
-You judge a recorded conversation between a user and a service agent with tools. Agents will learn from it: \
-let nothing pass that must not be imitated. You are given the agent's policy, the user's scenario (which the \
-agent did not see) and the transcript.
-
-Score each point from 1 (bad) to 5 (good):
-{rubric}
-
-Answer with one JSON object and nothing else:
-{{"scores": {{{keys}}}, "reasons": ["what is wrong, in a few words, quoting it"]}}
-Leave "reasons" empty where nothing is wrong.
-"""
+"""A lower score in any point rejects a conversation."""
 
 
 class _Judgement(Frozen):
@@ -185,7 +167,7 @@ async def judge_one(trajectory: Trajectory, domain: Domain, model: Model, name: 
     """One conversation before the judge. An answer that is no judgement is asked for once more."""
     rubric = "\n".join(f"- {point}: {meaning}" for point, meaning in RUBRIC.items())
     keys = ", ".join(f'"{point}": 1-5' for point in RUBRIC)
-    system = INSTRUCTIONS.format(rubric=rubric, keys=keys)
+    system = PROMPTS["instructions"].format(rubric=rubric, keys=keys)
     turns = [
         Turn(side="user", message=Message(role="system", content=system)),
         Turn(side="agent", message=Message(role="user", content=to_transcript(trajectory, domain))),

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model, model_val
 
 from trialogue.errors import ConfigError, DomainError, ModelError, ToolError
 from trialogue.messages import Frozen, Message
-from trialogue.reading import find_object, from_json
+from trialogue.reading import find_object, from_json, read_table
 from trialogue.task import Side, Task
 from trialogue.trajectory import Trajectory, Turn, Usage
 from trialogue.world.database import Database, Record, Table
@@ -211,24 +211,7 @@ def _to_tool(shape: ToolShape) -> Tool:
 REPAIRS = 2
 """How often an answer that cannot be used is asked for again."""
 
-INSTRUCTIONS = """\
-You are the tools of a service desk: {summary}
-You are given the database, one call of a tool, and you answer as that tool would. The database is all \
-there is: \
-never return a record, id, name or number that is neither in it nor in the arguments.
-
-Answer with one JSON object and nothing else:
-{{"result": what the tool returns, as JSON, "changes": {{"table": {{"key": {{"field": value}}}}}}}}
-- "changes" holds every field the call changes and nothing else; a new record has all its fields under \
-a new key; \
-null in place of the fields removes a record. It is {{}} where nothing changes, and always for tools \
-that only read.
-- Where the tool has to refuse (nothing found, not possible in this state), answer {{"error": "why, in \
-a sentence"}}.
-
-The tables, as JSON schemas:
-{tables}
-"""
+INSTRUCTIONS: str = read_table(__file__, "simulated.toml")["instructions"]
 
 
 class Answer(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trialogue.benchmarks.folder import read_table
+from trialogue.reading import read_table
 
 TEXTS: dict[str, tuple[str, str]] = read_table(__file__, "texts.toml")
 WORLD: dict[str, Any] = read_table(__file__, "world.toml")

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from trialogue.benchmarks.folder import read_table
 from trialogue.benchmarks.tau.arithmetic import calculate as work_out
 from trialogue.benchmarks.toolkit import Plain, Toolkit
+from trialogue.reading import read_table
 from trialogue.world.database import Table
 from trialogue.world.tools import tool
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from trialogue.benchmarks.folder import read_table
 from trialogue.benchmarks.toolkit import Plain, Toolkit
+from trialogue.reading import read_table
 from trialogue.world.database import Table
 from trialogue.world.tools import tool
 

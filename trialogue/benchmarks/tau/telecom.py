@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from trialogue.benchmarks.folder import read_table
 from trialogue.benchmarks.tau.phone import Phone
 from trialogue.benchmarks.toolkit import Plain, Toolkit
+from trialogue.reading import read_table
 from trialogue.world.database import Table
 from trialogue.world.tools import tool
 
