@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from trialogue.benchmarks import ace
-from trialogue.benchmarks.ace.execute import Unreadable, read_calls, write_calls
+from trialogue.benchmarks.ace.execute import UnreadableCalls, read_calls, write_calls
 from trialogue.benchmarks.ace.grade import find_share, find_wrong
-from trialogue.benchmarks.ace.recorded import score_one
-from trialogue.benchmarks.folder import read_lines
+from trialogue.benchmarks.ace.recorded import score_ace_episode
+from trialogue.benchmarks.folder import read_json_lines
 from trialogue.benchmarks.recorded import score_recorded
 from trialogue.config import EvalConfig, load_config
 from trialogue.errors import ConfigError
@@ -37,12 +37,12 @@ def test_every_vector(data: Path, category: str, language: str) -> None:
     tasks = {task.id: task for task in domain.tasks("all")}
     records = [
         record
-        for record in read_lines(data / "acebench" / "golden" / "agent_scripted.jsonl.gz")
+        for record in read_json_lines(data / "acebench" / "golden" / "agent_scripted.jsonl.gz")
         if (record["category"], record["lang"]) == (f"agent_{category}", language)
     ]
     assert len(records) == {"multi_turn": 90, "multi_step": 60}[category]
     for record in records:
-        graded = score_one(domain, tasks, record)
+        graded = score_ace_episode(domain, tasks, record)
         where = record["id"], record["kind"]
         assert graded.tool_mismatches == [], where
         assert graded.more["final_state"] == record["final_state"], where
@@ -64,7 +64,7 @@ def test_calls_are_read_as_literals() -> None:
     assert [call.name for call in read_calls("f(), g(x=1)")] == ["f", "g"]
     assert read_calls("hello") == []
     for text in ("[f(a=__import__('os').system('true'))]", "[f(a=1+1)]", "[f(**x)]", "[f(] ", ""):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableCalls):
             read_calls(text)
     assert write_calls([Call(name="f", arguments={"a": "it's"})]) == '[f(a="it\'s")]'
 

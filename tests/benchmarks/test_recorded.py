@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trialogue.benchmarks.folder import find_version, read_lines
+from trialogue.benchmarks.folder import find_version, read_json_lines
 from trialogue.benchmarks.recorded import score_recorded
 from trialogue.errors import ConfigError
 from trialogue.score.contamination import find_contamination
@@ -28,7 +28,7 @@ def run(*arguments: str) -> Any:
 def test_golden_lines_are_graded(data: Path) -> None:
     path = data / "tau2-golden" / f"{NAME}.jsonl.gz"
     graded = score_recorded(path, "tau2:telecom", str(data))
-    for row, record in zip(graded, read_lines(path), strict=True):
+    for row, record in zip(graded, read_json_lines(path), strict=True):
         assert row.reward == record["expected"]["reward"]
         assert row.reward_breakdown == record["expected"]["reward_breakdown"]
         assert (row.initial_db_hash, row.final_db_hash) == (
@@ -42,7 +42,7 @@ def test_golden_lines_are_graded(data: Path) -> None:
 
 def write_results(data: Path, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The same conversations as a results file of the benchmark's own."""
-    records = read_lines(data / "tau2-golden" / "scripted_mock.jsonl.gz")[:40]
+    records = read_json_lines(data / "tau2-golden" / "scripted_mock.jsonl.gz")[:40]
     tasks = json.loads(gzip.decompress((data / "tau2-golden" / "scripted_tasks.json.gz").read_bytes()))
     by_id: dict[str, Any] = {}
     kept = [

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trialogue.benchmarks.folder import read_data, read_lines
+from trialogue.benchmarks.folder import read_data, read_json_lines
 from trialogue.benchmarks.tau import tau1
-from trialogue.benchmarks.tau.tau1.data import to_task
+from trialogue.benchmarks.tau.tau1.data import to_tau1_task
 from trialogue.benchmarks.tau.tau1.grade import judge_outcome
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
@@ -28,11 +28,11 @@ def find_writes(domain: Any) -> frozenset[str]:
 
 def test_recorded_episodes_come_out_as_recorded(data: Path) -> None:
     domain = tau1.find("airline", str(data))
-    rows = read_lines(data / "tau-bench-v1" / "golden" / "airline_gpt-4o.jsonl.gz")
+    rows = read_json_lines(data / "tau-bench-v1" / "golden" / "airline_gpt-4o.jsonl.gz")
     problems: list[str] = []
     known: dict[str, str] = {}  # many episodes end alike, and hashing a whole database takes its time
     for row in rows:
-        task = to_task(row["task"], row["id"], domain.name, "test", find_writes(domain))
+        task = to_tau1_task(row["task"], row["id"], domain.name, "test", find_writes(domain))
         environment = domain.open(task)
         turns: list[Turn] = []
         call: dict[str, Any] = {}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trialogue.benchmarks.folder import read_lines
+from trialogue.benchmarks.folder import read_json_lines
 from trialogue.benchmarks.tau import tau2
-from trialogue.benchmarks.tau.tau2.data import to_task
-from trialogue.benchmarks.tau.tau2.grade import Verdict, judge_state, premature
+from trialogue.benchmarks.tau.tau2.data import to_tau2_task
+from trialogue.benchmarks.tau.tau2.grade import Tau2Verdict, judge_state, premature
 from trialogue.benchmarks.tau.tau2.world import Tau2Domain, to_turns
 
 FILES = {
@@ -37,9 +37,11 @@ def find_writes(domain: Tau2Domain) -> frozenset[str]:
     return frozenset(tool.name for tool in tools if tool.writes)
 
 
-def replay(row: dict[str, Any], raw_task: dict[str, Any], domain: Tau2Domain, problems: list[str]) -> Verdict:
+def replay(
+    row: dict[str, Any], raw_task: dict[str, Any], domain: Tau2Domain, problems: list[str]
+) -> Tau2Verdict:
     """Carry a conversation's calls out and compare every answer and hash."""
-    environment = domain.open(to_task(raw_task, domain.name, find_writes(domain)))
+    environment = domain.open(to_tau2_task(raw_task, domain.name, find_writes(domain)))
     if environment.official_hashes() != (row["initial_db_hash"], row["initial_user_db_hash"]):
         problems.append(f"{row['id']}: initial hashes")
     calls: dict[str, dict[str, Any]] = {}
@@ -59,7 +61,7 @@ def replay(row: dict[str, Any], raw_task: dict[str, Any], domain: Tau2Domain, pr
     return judge_state(environment, to_turns(row["messages"]))
 
 
-def compare(verdict: Verdict, expected: dict[str, Any], identity: str, problems: list[str]) -> None:
+def compare(verdict: Tau2Verdict, expected: dict[str, Any], identity: str, problems: list[str]) -> None:
     if verdict.reward_basis is not None:
         verdict.reward_basis = [part for part in verdict.reward_basis if part != "NL_ASSERTION"]
     for name, value in expected.items():
@@ -72,7 +74,7 @@ def test_conversations_come_out_as_the_benchmark_graded_them(name: str, data: Pa
     folder = data / "tau2-golden"
     tasks_name = "scripted_tasks.json.gz" if name.startswith("scripted") else f"{name}.tasks.json.gz"
     tasks = json.loads(gzip.decompress((folder / tasks_name).read_bytes()))
-    rows = read_lines(folder / f"{name}.jsonl.gz")
+    rows = read_json_lines(folder / f"{name}.jsonl.gz")
     problems: list[str] = []
     for row in rows:
         domain = find_domain(row, data)
@@ -85,7 +87,7 @@ def test_conversations_come_out_as_the_benchmark_graded_them(name: str, data: Pa
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("scripted")])
 def test_recorded_conversations_regrade_with_the_present_task(name: str, data: Path) -> None:
     problems: list[str] = []
-    rows = read_lines(data / "tau2-golden" / f"{name}.jsonl.gz")
+    rows = read_json_lines(data / "tau2-golden" / f"{name}.jsonl.gz")
     for row in rows:
         expected = row["expected_with_v1_0_1_task"]
         domain = find_domain(row, data)
@@ -114,7 +116,7 @@ def test_prompts_and_tools_are_those_of_the_benchmark(data: Path) -> None:
 
 
 def test_user_prompts_are_those_of_the_benchmark(data: Path) -> None:
-    rows = read_lines(data / "tau2-golden" / "user_prompts.jsonl.gz")
+    rows = read_json_lines(data / "tau2-golden" / "user_prompts.jsonl.gz")
     for row in rows:
         domain = tau2.find(row["domain"], str(data))
         task = next(task for task in domain.tasks("base") if task.id == row["task_id"])

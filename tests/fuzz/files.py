@@ -17,12 +17,12 @@ from made_up import BFCL_CODE, MESSAGES, SETS, TOOLS
 from spoil import mutate, spoil, twist
 
 from trialogue.benchmarks import ace, bfcl
-from trialogue.benchmarks.ace.execute import Unreadable, read_calls, write_calls
+from trialogue.benchmarks.ace.execute import UnreadableCalls, read_calls, write_calls
 from trialogue.benchmarks.bfcl.execute import parse_call
 from trialogue.benchmarks.bfcl.package import read_functions
 from trialogue.benchmarks.recorded import score_recorded
 from trialogue.benchmarks.tau import tau1, tau2
-from trialogue.benchmarks.tau.tau2.judge import read_answer as read_statements
+from trialogue.benchmarks.tau.tau2.judge import read_statements
 from trialogue.corpus.review import Verdicts, read_judgement
 from trialogue.errors import ConfigError, DomainError, GradeError, RunError, ToolError
 from trialogue.messages import from_openai
@@ -163,7 +163,7 @@ def read_written_calls(text: str, draw: random.Random) -> None:
 
 def parse_written(text: str) -> None:
     for alone in (True, False):
-        with suppress(Unreadable):
+        with suppress(UnreadableCalls):
             calls = read_calls(text, alone)
             write_calls(calls).encode("utf-8", "surrogatepass")
             for call in calls:

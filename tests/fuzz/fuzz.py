@@ -153,10 +153,10 @@ def read_server(text: str, draw: random.Random) -> None:
     """What an MCP server answers."""
     from mcp.types import CallToolResult, TextContent
 
-    from trialogue.world.mcp import to_result
+    from trialogue.world.mcp import to_tool_result
 
     content = [TextContent(type="text", text=part) for part in text.split("\n")[: draw.randrange(4)]]
-    result = to_result(
+    result = to_tool_result(
         CallToolResult(content=content, is_error=draw.random() < 0.5), draw.choice((10, 10_000))
     )
     result.text.encode()

@@ -103,12 +103,12 @@ def read_data(folder: Path, stem: str) -> Any:
     """JSON or TOML by its name without ending, gzipped or not."""
     path = find_file(folder, stem, DATA)
     if ".toml" not in path.suffixes:
-        return read_json(path)
+        return read_json_file(path)
     with reading(path, ConfigError):
         return tomllib.loads(_unpack(path))
 
 
-def read_json(path: Path) -> Any:
+def read_json_file(path: Path) -> Any:
     """A file of JSON, gzipped or not."""
     with reading(path, ConfigError):
         return from_json(_unpack(path))
@@ -122,7 +122,7 @@ def find_file(folder: Path, stem: str, endings: Iterable[str]) -> Path:
     raise Missing(f"{folder} has no {stem}; looked for {', '.join(names)}")
 
 
-def read_lines(path: Path) -> list[Any]:
+def read_json_lines(path: Path) -> list[Any]:
     """JSON lines, gzipped or not."""
     rows: list[Any] = []
     for number, line in enumerate(_unpack(path).split("\n"), 1):

@@ -14,9 +14,9 @@ from typing import Any
 from trialogue.errors import ConfigError
 
 FORMATS = {
-    "ace": "trialogue.benchmarks.ace.recorded:score",
-    "tau": "trialogue.benchmarks.tau.tau1.recorded:score",
-    "tau2": "trialogue.benchmarks.tau.tau2.recorded:score",
+    "ace": "trialogue.benchmarks.ace.recorded:score_ace_file",
+    "tau": "trialogue.benchmarks.tau.tau1.recorded:score_tau1_file",
+    "tau2": "trialogue.benchmarks.tau.tau2.recorded:score_tau2_file",
 }
 """Benchmark → function of (file, name behind the colon, data folder). A further benchmark adds its line."""
 

@@ -45,7 +45,7 @@ def to_messages(trajectory: Trajectory, domain: Domain) -> list[Message]:
     return [turn.message for turn in party.sees(trajectory.turns)]
 
 
-def to_text(trajectory: Trajectory) -> str:
+def to_said_text(trajectory: Trajectory) -> str:
     """What was said and called, without the marks that differ from one recording to another."""
     lines: list[str] = []
     for turn in trajectory.turns:
@@ -73,7 +73,7 @@ class Doubles:
 
     def find(self, trajectory: Trajectory) -> tuple[str, str] | None:
         """(reason, id of the earlier one) where there is one; else it is remembered."""
-        text = to_text(trajectory)
+        text = to_said_text(trajectory)
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         if digest in self._equal:
             return "duplicate", self._equal[digest]

@@ -34,7 +34,7 @@ from trialogue.world.simulated import (
     SimulatedDomain,
     TableShape,
     ToolShape,
-    explain,
+    explain_draft,
     make_domain,
 )
 
@@ -91,7 +91,7 @@ class Drafter:
             try:
                 draft = read(_read_object(answer))
             except ValidationError as error:
-                problem = explain(error)
+                problem = explain_draft(error)
             except (DomainError, ValueError) as error:
                 problem = str(error)
             else:

@@ -30,7 +30,7 @@ TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FigureDifference:
     """A figure on record that does not follow from the conversations."""
 
     file: str
@@ -58,7 +58,7 @@ class Derived:
     """What was compared, what differs, and which figures do not follow from conversations."""
 
     compared: int = 0
-    differences: list[Difference] = field(default_factory=list[Difference])
+    differences: list[FigureDifference] = field(default_factory=list[FigureDifference])
     taken: set[str] = field(default_factory=set[str])
     """Names of figures that were taken as they are."""
 
@@ -67,13 +67,13 @@ class Derived:
         self.taken |= recorded.keys() - derived.keys()
         for name, value in json.loads(json.dumps(derived)).items():
             if name not in recorded:
-                self.add(Difference(file, line, name, None, value))
+                self.add(FigureDifference(file, line, name, None, value))
                 continue
             self.compared += 1
             for figure, one, other in _find_differences(name, recorded[name], value):
-                self.add(Difference(file, line, figure, one, other))
+                self.add(FigureDifference(file, line, figure, one, other))
 
-    def add(self, difference: Difference) -> None:
+    def add(self, difference: FigureDifference) -> None:
         self.differences.append(difference)
 
 
@@ -113,17 +113,17 @@ def _derive_synthesis(run: Path, derived: Derived) -> None:
     reasons = [str(reason) for line in decisions.values() for reason in line.get("reasons", ())]
     counts = {reason: reasons.count(reason) for reason in reasons}
     with reading(run, RunError):
-        figures = synthesize.to_figures(run, config, accepted, rejected, counts)
+        figures = synthesize.to_corpus_figures(run, config, accepted, rejected, counts)
     _compare_result(run, derived, figures)
     decided = {item.id: True for item in accepted} | {item.id: False for item in rejected}
     taken = {identity: bool(line.get("accepted")) for identity, line in decisions.items()}
     for identity in {item.id for item in read_all(run)} ^ decided.keys():
-        derived.add(Difference("accepted.jsonl and rejected.jsonl", None, identity, None, "once"))
+        derived.add(FigureDifference("accepted.jsonl and rejected.jsonl", None, identity, None, "once"))
     for identity in sorted(decided.keys() | taken.keys()):
         derived.compared += 1
         if decided.get(identity) != taken.get(identity):
             found = decided.get(identity)
-            derived.add(Difference("decisions.jsonl", None, identity, taken.get(identity), found))
+            derived.add(FigureDifference("decisions.jsonl", None, identity, taken.get(identity), found))
 
 
 def _compare_result(run: Path, derived: Derived, figures: dict[str, Any]) -> None:
@@ -175,10 +175,12 @@ def _derive_index(run: Path, derived: Derived) -> None:
     for number, line in read_lines(file) if file.exists() else ():
         derived.compared += 1
         if (text := json.dumps(line, sort_keys=True)) not in entries:
-            derived.add(Difference("index.jsonl", number, str(line.get("id")), text, "no such conversation"))
+            derived.add(
+                FigureDifference("index.jsonl", number, str(line.get("id")), text, "no such conversation")
+            )
         entries.discard(text)
     for text in sorted(entries):
-        derived.add(Difference("index.jsonl", None, json.loads(text)["id"], None, text))
+        derived.add(FigureDifference("index.jsonl", None, json.loads(text)["id"], None, text))
 
 
 def _derive_timings(run: Path, derived: Derived) -> None:
@@ -188,7 +190,7 @@ def _derive_timings(run: Path, derived: Derived) -> None:
     derived.compared += len(held)
     for identity in sorted(held ^ seconds.keys()):
         there = identity in held
-        derived.add(Difference("timings.jsonl", None, identity, not there, there))
+        derived.add(FigureDifference("timings.jsonl", None, identity, not there, there))
 
 
 def read_all(run: Path) -> Iterator[Trajectory]:

@@ -348,14 +348,14 @@ def finish(run: Run, config: SynthesizeConfig, domain: Domain, sifted: Sifted) -
     }
     for split, items in parts.items():
         write_parquet(path / f"{split}.parquet", items, domain)
-    figures = to_figures(path, config, sifted.accepted, sifted.rejected, sifted.reasons)
+    figures = to_corpus_figures(path, config, sifted.accepted, sifted.rejected, sifted.reasons)
     result = {"domain": domain.name, "source": domain.source, **figures, "run": str(path)}
     run.write_metrics(result)
     write_json(path / "result.json", result)
     return result
 
 
-def to_figures(
+def to_corpus_figures(
     path: Path,
     config: SynthesizeConfig,
     accepted: Sequence[Trajectory],

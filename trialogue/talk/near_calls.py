@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from trialogue.messages import ToolCall, to_arguments
 from trialogue.talk.model import Model
-from trialogue.talk.render.parse import Arguments, Found, is_sound
+from trialogue.talk.render.parse import Arguments, Found, is_writable
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import Domain
@@ -119,7 +119,7 @@ def _to_found(value: Any, tools: Collection[str]) -> list[Found]:
     if isinstance(value, list):
         each = [_to_found(item, tools) for item in cast("list[Any]", value)]
         return [found for calls in each for found in calls] if all(each) else []
-    if not isinstance(value, dict) or not is_sound(cast("Any", value)):
+    if not isinstance(value, dict) or not is_writable(cast("Any", value)):
         return []
     shape = cast("dict[str, Any]", value)
     if isinstance(shape.get("tool_calls"), list):
@@ -171,7 +171,7 @@ def _read_keywords(text: str) -> Arguments:
         if rest and not rest.startswith(","):
             return text
         position = len(text) - len(rest) + 1 if rest else len(text)
-    return found if is_sound(found) else text
+    return found if is_writable(found) else text
 
 
 def to_lenient(domain: Domain) -> Domain:

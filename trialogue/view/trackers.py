@@ -38,7 +38,7 @@ class Trackers:
     def __call__(self, step: int, metrics: dict[str, Any]) -> None:
         if metrics.get("kind") in ("talk", "stopping"):
             return
-        figures = flatten(metrics, "eval/" if metrics.get("kind") == "eval" else "")
+        figures = to_flat_figures(metrics, "eval/" if metrics.get("kind") == "eval" else "")
         for tracker in self._open:
             tracker.log(step, figures)
 
@@ -48,12 +48,12 @@ class Trackers:
         self._open = []
 
 
-def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
+def to_flat_figures(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers in nested figures, under names such as `tools/get_order`."""
     flat: dict[str, float] = {}
     for key, value in metrics.items():
         if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}/")
+            flat |= to_flat_figures(value, f"{prefix}{key}/")
         elif isinstance(value, int | float) and key != "step":
             flat[prefix + key] = float(value)
     return flat

@@ -94,7 +94,9 @@ class Session:
         try:
             async with self._connect() as client:
                 for name, arguments in self._setup:
-                    result = to_result(await client.call_tool(name, arguments), self.server.result_characters)
+                    result = to_tool_result(
+                        await client.call_tool(name, arguments), self.server.result_characters
+                    )
                     if result.failed:
                         raise DomainError(f"set-up call {name}: {result.text}")
                 self._client.set_result(client)
@@ -176,7 +178,7 @@ class Session:
             if self._lost and self.server.isolation == "shared":  # perhaps another conversation's doing
                 raise DomainError(f"the server all conversations share is gone: {_tell(error)}") from error
             return ToolResult(clean_text(f"Error: {name}: {_tell(error)}"), True)
-        return to_result(result, self.server.result_characters)
+        return to_tool_result(result, self.server.result_characters)
 
     @property
     def is_lost(self) -> bool:
@@ -213,7 +215,7 @@ def _tell(error: BaseException) -> str:
     return shorten(str(error) or type(error).__name__)
 
 
-def to_result(result: CallToolResult, limit: int) -> ToolResult:
+def to_tool_result(result: CallToolResult, limit: int) -> ToolResult:
     """What a server answered as text, no longer than the limit."""
     parts: list[str] = []
     for block in result.content:

@@ -36,7 +36,7 @@ NEW = "*"
 _TYPES: dict[str, Any] = {"text": str, "integer": int, "number": float, "boolean": bool, "texts": list[str]}
 
 
-class Shape(Frozen):
+class FieldShape(Frozen):
     """A field of a record, or a parameter of a tool."""
 
     type: Literal["text", "integer", "number", "boolean", "texts"] = "text"
@@ -46,7 +46,7 @@ class Shape(Frozen):
     optional: bool = False
 
     @model_validator(mode="after")
-    def _choices_are_texts(self) -> Shape:
+    def _choices_are_texts(self) -> FieldShape:
         if self.choices and self.type not in ("text", "texts"):
             raise ValueError(f"only texts have choices, not type {self.type}")
         return self
@@ -62,7 +62,7 @@ class TableShape(Frozen):
     """A kind of records."""
 
     description: str = ""
-    fields: dict[str, Shape] = Field(min_length=1)
+    fields: dict[str, FieldShape] = Field(min_length=1)
 
 
 class ToolShape(Frozen):
@@ -72,7 +72,7 @@ class ToolShape(Frozen):
     description: str = Field(min_length=1)
     writes: bool = False
     ends: bool = False
-    parameters: dict[str, Shape] = {}
+    parameters: dict[str, FieldShape] = {}
 
 
 class Scenario(Frozen):
@@ -161,7 +161,7 @@ def _fits(record: dict[str, Any], part: dict[str, Any]) -> bool:
     return all(canonical(record.get(name)) == canonical(value) for name, value in part.items())
 
 
-def make_database(scenario: Scenario) -> type[Simulated]:
+def make_database_class(scenario: Scenario) -> type[Simulated]:
     """The database class of a scenario, with its tools."""
     hints: dict[str, Any] = {}
     for name, table in scenario.tables.items():
@@ -214,14 +214,14 @@ REPAIRS = 2
 INSTRUCTIONS: str = read_table(__file__, "simulated.toml")["instructions"]
 
 
-class Answer(NamedTuple):
+class SimulatedAnswer(NamedTuple):
     """What the model says a call gives and does."""
 
     result: ToolResult
     changes: Patch
 
 
-def read_answer(text: str, tool: Tool, database: Simulated) -> Answer:
+def read_answer(text: str, tool: Tool, database: Simulated) -> SimulatedAnswer:
     """A usable answer, its changes laid over the database; else a `DomainError` says what is wrong."""
     found = find_object(text)
     try:
@@ -235,7 +235,7 @@ def read_answer(text: str, tool: Tool, database: Simulated) -> Answer:
     if answer.get("error"):
         if changes:
             raise DomainError("a tool that refuses changes nothing")
-        return Answer(ToolResult(clean_text(f"Error: {answer['error']}"), True), {})
+        return SimulatedAnswer(ToolResult(clean_text(f"Error: {answer['error']}"), True), {})
     if "result" not in answer:
         raise DomainError('there is neither "result" nor "error"')
     if not isinstance(changes, dict):
@@ -244,7 +244,9 @@ def read_answer(text: str, tool: Tool, database: Simulated) -> Answer:
         raise DomainError(f"{tool.name} only reads, so it changes nothing")
     database.lay(cast("Patch", changes))
     shown = clean_text(to_text(answer["result"]))
-    return Answer(ToolResult(shown, False, tool.ends, cast("Patch", changes)), cast("Patch", changes))
+    return SimulatedAnswer(
+        ToolResult(shown, False, tool.ends, cast("Patch", changes)), cast("Patch", changes)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,7 +362,7 @@ def make_domain(
     return SimulatedDomain(
         name=name,
         policy=policy,
-        database=make_database(scenario).load({}),
+        database=make_database_class(scenario).load({}),
         tasks=tasks,
         source="simulated",
         scenario=scenario,
@@ -372,10 +374,10 @@ def read_scenario(text: str, where: str) -> Scenario:
     try:
         return Scenario.model_validate_json(text)
     except ValidationError as error:
-        raise DomainError(f"{where}: {explain(error)}") from None
+        raise DomainError(f"{where}: {explain_draft(error)}") from None
 
 
-def explain(error: ValidationError) -> str:
+def explain_draft(error: ValidationError) -> str:
     """The first few things wrong with drafted data."""
     lines: list[str] = []
     for problem in error.errors(include_url=False)[:5]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trialogue.benchmarks.ace import data as files
 from trialogue.benchmarks.ace.execute import ASK_NOTHING
-from trialogue.benchmarks.ace.grade import grade, judge
+from trialogue.benchmarks.ace.grade import grade_ace, judge
 from trialogue.benchmarks.ace.speech import STOP, TextCaller
 from trialogue.benchmarks.ace.texts import WORLD
 from trialogue.benchmarks.ace.travel import load_travel
@@ -64,7 +64,7 @@ def find(name: str = "", data: str | None = None) -> AceDomain:
             f"there is no 'ace:{name}'; allowed are {', '.join(files.CATEGORIES)}, with @en or @zh behind "
             "it, and behind that -text, -mended or both"
         )
-    folder = files.find_folder(data, f"ace:{category}")
+    folder = files.find_ace_folder(data, f"ace:{category}")
     with reading(folder, ConfigError):
         return _find(category, language, "mended" not in how, "text" in how, folder)
 
@@ -73,7 +73,7 @@ def find(name: str = "", data: str | None = None) -> AceDomain:
 def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) -> AceDomain:
     alone = category == "multi_step"
     name = f"ace:{category}"
-    wording = files.read_wording(folder, language)
+    wording = files.read_official_prompts(folder, language)
     own_policies: dict[str, str] = WORLD["policies"]
     policies = {key: wording.get(key, text) for key, text in own_policies.items()}
     has_user = "user_travel" in wording and "user_phone" in wording
@@ -89,7 +89,7 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
         policy=policies["phone"],
         database=phone,
         tasks=from_list(name, []),
-        reward=grade,
+        reward=grade_ace,
         user=_tell_task if alone else None,
         oracle=_make_gold_calls,
         user_prompt=user_prompt if has_user and not alone else None,
@@ -114,13 +114,13 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
     if text:
         domain = replace(domain, rules=replace(domain.rules, adapt_agent=partial(TextCaller, domain)))
     tasks: list[Task] = []
-    for task in files.read_tasks(folder, language, category, name):
+    for task in files.read_ace_tasks(folder, language, category, name):
         with reading(
-            f"{files.find_tasks(folder, language, category)} and its answers, {task.id}", ConfigError
+            f"{files.find_task_file(folder, language, category)} and its answers, {task.id}", ConfigError
         ):
             tasks.append(_with_calls(domain, task))
     if not tasks:
-        raise ConfigError(f"{files.find_tasks(folder, language, category)} holds no task")
+        raise ConfigError(f"{files.find_task_file(folder, language, category)} holds no task")
     return replace(domain, tasks=from_list(name, tasks))
 
 

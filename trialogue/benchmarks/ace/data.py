@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.benchmarks.ace.execute import Unreadable, read_calls
-from trialogue.benchmarks.ace.phone import Phone, to_users
-from trialogue.benchmarks.folder import find_data, read_lines, read_texts
+from trialogue.benchmarks.ace.execute import UnreadableCalls, read_calls
+from trialogue.benchmarks.ace.phone import AcePhone, to_users
+from trialogue.benchmarks.folder import find_data, read_json_lines, read_texts
 from trialogue.benchmarks.toolkit import Plain
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
@@ -19,28 +19,28 @@ HELP = "Get it with `git clone https://github.com/ACEBench/ACEBench` and name th
 CATEGORIES = ("multi_turn", "multi_step")
 
 
-def find_folder(data: str | None, name: str) -> Path:
+def find_ace_folder(data: str | None, name: str) -> Path:
     """The folder `data_all` of a checkout or a copy."""
     places = [f"{place}data_all" for place in ("", "acebench/", "ACEBench/")]
     return find_data(data, places, name, HELP)
 
 
-def read_phone(folder: Path, language: str) -> Phone:
+def read_phone(folder: Path, language: str) -> AcePhone:
     """The phone before anything happens. Its messages and reminders stand in no file of their own: they are
     what most of the expected end states have in common."""
     inbox: dict[int, Counter[str]] = {}
     reminders: dict[int, Counter[str]] = {}
     for category in CATEGORIES:
-        path = find_answers(folder, language, category)
+        path = find_answer_file(folder, language, category)
         with reading(path, ConfigError):
-            for answer in read_lines(path):
+            for answer in read_json_lines(path):
                 for item in answer["ground_truth"]:
                     for attributes in item.values():
                         for votes, key in ((inbox, "inbox"), (reminders, "reminder_list")):
                             for number, record in attributes.get(key, {}).items():
                                 votes.setdefault(int(number), Counter())[json.dumps(record)] += 1
-    with reading(find_answers(folder, language, "*"), ConfigError):
-        return Phone.load(
+    with reading(find_answer_file(folder, language, "*"), ConfigError):
+        return AcePhone.load(
             {
                 "language": language,
                 "inbox": _elect(inbox, 6),
@@ -54,23 +54,23 @@ def _elect(votes: dict[int, Counter[str]], last: int) -> dict[int, Plain]:
     return {number: json.loads(votes[number].most_common(1)[0][0]) for number in range(1, last + 1)}
 
 
-def find_tasks(folder: Path, language: str, category: str) -> Path:
+def find_task_file(folder: Path, language: str, category: str) -> Path:
     return folder / f"data_{language}" / f"data_agent_{category}.json"
 
 
-def find_answers(folder: Path, language: str, category: str) -> Path:
+def find_answer_file(folder: Path, language: str, category: str) -> Path:
     return folder / f"data_{language}" / "possible_answer" / f"data_agent_{category}.json"
 
 
-def read_tasks(folder: Path, language: str, category: str, name: str) -> list[Task]:
+def read_ace_tasks(folder: Path, language: str, category: str, name: str) -> list[Task]:
     """Every task of a category with its answer."""
-    path = find_answers(folder, language, category)
+    path = find_answer_file(folder, language, category)
     with reading(path, ConfigError):
         answers = {
             item["id"]: {key: item[key] for key in ("ground_truth", "mile_stone")}
-            for item in read_lines(path)
+            for item in read_json_lines(path)
         }
-    path = find_tasks(folder, language, category)
+    path = find_task_file(folder, language, category)
     keys = ("initial_config", "function", "involved_classes")
     with reading(path, ConfigError):
         return [
@@ -81,7 +81,7 @@ def read_tasks(folder: Path, language: str, category: str, name: str) -> list[Ta
                 expected=Expected(assertions=(Assertion(name="is_end_right"),)),
                 meta={**{key: item[key] for key in keys}, **answers[item["id"]]},
             )
-            for item in read_lines(path)
+            for item in read_json_lines(path)
         ]
 
 
@@ -91,11 +91,11 @@ def read_milestones(task: Task) -> tuple[Call, ...]:
     way = cast("list[str]", stones[0] if stones and isinstance(stones[0], list) else stones)
     try:
         return tuple(call for text in way for call in read_calls(text.strip()))
-    except Unreadable:
+    except UnreadableCalls:
         return ()
 
 
-def read_wording(folder: Path, language: str) -> dict[str, str]:
+def read_official_prompts(folder: Path, language: str) -> dict[str, str]:
     """The official prompts of a checkout, read from its Python files without running them."""
     code = folder.parent / "model_inference"
     suffix = language.upper()

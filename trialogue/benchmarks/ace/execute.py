@@ -18,7 +18,7 @@ UNBOUND = "cannot access local variable 'func_call_result' where it is not assoc
 """What the benchmark's own code runs into when there is no such function."""
 
 
-class Unreadable(ToolError):
+class UnreadableCalls(ToolError):
     """A text that holds no calls the benchmark could read."""
 
 
@@ -26,19 +26,19 @@ def read_calls(text: str, alone: bool = False) -> list[Call]:
     """The calls a text consists of. `alone`: what is no call among them makes the whole unreadable."""
     text = text.removeprefix(" ")
     if not text:
-        raise Unreadable("there is nothing to read")
+        raise UnreadableCalls("there is nothing to read")
     text = text if text.startswith("[") else f"[{text}"
     text = text if text.endswith("]") else f"{text}]"
     try:
         body = ast.parse(text.strip("[]'"), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}") from None
+        raise UnreadableCalls(f"{type(error).__name__}: {error}") from None
     if isinstance(body, ast.Call):
         return [_to_call(body)]
     if not isinstance(body, ast.Tuple | ast.List):
         return []
     if alone and not all(isinstance(item, ast.Call) for item in body.elts):
-        raise Unreadable("ValueError: Element is not a function call")
+        raise UnreadableCalls("ValueError: Element is not a function call")
     return [_to_call(item) for item in body.elts if isinstance(item, ast.Call)]
 
 
@@ -47,7 +47,7 @@ def _to_call(node: ast.Call) -> Call:
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None or isinstance(keyword.value, ast.Dict):
-            raise Unreadable("an argument is no plain value")
+            raise UnreadableCalls("an argument is no plain value")
         arguments[keyword.arg] = _to_value(keyword.value)
     return Call(name=ast.unparse(node.func), arguments=arguments)
 
@@ -71,7 +71,7 @@ def _to_value(node: ast.expr) -> Any:
         case ast.Subscript():
             return ast.unparse(node)
         case _:
-            raise Unreadable(f"an argument is no plain value but {type(node).__name__}")
+            raise UnreadableCalls(f"an argument is no plain value but {type(node).__name__}")
 
 
 def write_calls(calls: Sequence[Call]) -> str:
@@ -83,7 +83,7 @@ def write_calls(calls: Sequence[Call]) -> str:
     return f"[{', '.join(written)}]"
 
 
-def to_text(result: Any) -> str:
+def to_answer_text(result: Any) -> str:
     """One result as the benchmark writes it."""
     if isinstance(result, str):
         return result

@@ -18,7 +18,7 @@ COUNT_WRONG = "wrong number of class"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AceVerdict:
     """Both accuracies of one conversation. Where the end is right the way there is not looked at."""
 
     end_to_end: bool
@@ -26,13 +26,13 @@ class Verdict:
     why: tuple[str, ...]
 
 
-def judge(environment: AceEnvironment, process: Sequence[str]) -> Verdict:
+def judge(environment: AceEnvironment, process: Sequence[str]) -> AceVerdict:
     """Grade a world and the texts of the calls that led to it."""
     meta = environment.task.meta
     quirks = environment.domain.quirks
     wrong = find_wrong(environment.to_state(), meta["ground_truth"], quirks)
     share = find_share(process, meta["mile_stone"]) if wrong else 1.0
-    return Verdict(not wrong, share, tuple(wrong))
+    return AceVerdict(not wrong, share, tuple(wrong))
 
 
 def find_wrong(state: Sequence[Plain], expected: Any, quirks: bool = True) -> list[str]:
@@ -108,7 +108,7 @@ def to_process(turns: Sequence[Turn]) -> list[str]:
     return process
 
 
-def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+def grade_ace(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
     """The reward of a finished conversation: 1 where the end state is right."""
     verdict = judge(cast("AceEnvironment", environment), to_process(trajectory.turns))
     return Reward(

@@ -23,7 +23,7 @@ def to_users() -> dict[str, Plain]:
     }
 
 
-class Phone(Toolkit):
+class AcePhone(Toolkit):
     """What a conversation about a phone can change. Its four classes share one switch for Wi-Fi and login."""
 
     language: str

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from trialogue.benchmarks import ace
-from trialogue.benchmarks.ace.execute import Unreadable
+from trialogue.benchmarks.ace.execute import UnreadableCalls
 from trialogue.benchmarks.ace.grade import judge
 from trialogue.benchmarks.ace.world import AceDomain
-from trialogue.benchmarks.folder import read_lines
+from trialogue.benchmarks.folder import read_json_lines
 from trialogue.benchmarks.recorded import Recorded
 from trialogue.errors import ConfigError, DomainError
 from trialogue.reading import reading
 from trialogue.task import Task
 
 
-def score(path: Path, name: str, data: str | None) -> list[Recorded]:
+def score_ace_file(path: Path, name: str, data: str | None) -> list[Recorded]:
     """Grade the episodes of one category and language; those of others in the file are passed over."""
     domain = ace.find(name, data)
     tasks = {task.id: task for task in domain.tasks("all")}
@@ -25,13 +25,13 @@ def score(path: Path, name: str, data: str | None) -> list[Recorded]:
     wanted = category, domain.language
     with reading(path, ConfigError):
         return [
-            score_one(domain, tasks, record)
-            for record in read_lines(path)
+            score_ace_episode(domain, tasks, record)
+            for record in read_json_lines(path)
             if (record.get("category", category), record.get("lang", domain.language)) == wanted
         ]
 
 
-def score_one(domain: AceDomain, tasks: Mapping[str, Task], record: Mapping[str, Any]) -> Recorded:
+def score_ace_episode(domain: AceDomain, tasks: Mapping[str, Task], record: Mapping[str, Any]) -> Recorded:
     task = tasks.get(str(record["id"]))
     if task is None:
         raise DomainError(f"{domain.reference} has no task '{record['id']}'")
@@ -42,7 +42,7 @@ def score_one(domain: AceDomain, tasks: Mapping[str, Task], record: Mapping[str,
         now: Any
         try:
             now = environment.execute(step["call"])
-        except Unreadable as error:
+        except UnreadableCalls as error:
             now = None
             if "raised" not in step:
                 now = str(error)

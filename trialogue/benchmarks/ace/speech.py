@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trialogue.benchmarks.ace.execute import Unreadable, read_calls
+from trialogue.benchmarks.ace.execute import UnreadableCalls, read_calls
 from trialogue.benchmarks.ace.world import EXECUTE, AceDomain
 from trialogue.messages import Message, ToolCall
 from trialogue.talk.model import Model
@@ -55,7 +55,7 @@ class TextCaller:
             return False
         try:
             read_calls(text, self._domain.alone)
-        except Unreadable:
+        except UnreadableCalls:
             return False
         return True
 

@@ -11,10 +11,10 @@ from trialogue.benchmarks.ace.execute import (
     ASK_NOTHING,
     BROKEN,
     UNBOUND,
-    Unreadable,
+    UnreadableCalls,
     read_calls,
+    to_answer_text,
     to_seen,
-    to_text,
 )
 from trialogue.benchmarks.ace.texts import WORLD
 from trialogue.benchmarks.toolkit import Plain, Toolkit
@@ -101,7 +101,7 @@ class AceEnvironment(Environment):
     def _call_text(self, text: str) -> ToolResult:
         try:
             seen = self.execute(text)
-        except Unreadable as error:
+        except UnreadableCalls as error:
             return ToolResult(f"Error: {error}", True)
         return ToolResult(str(seen), isinstance(seen, str) or seen == list(BROKEN))
 
@@ -110,7 +110,7 @@ class AceEnvironment(Environment):
         domain = self.domain
         try:
             calls = read_calls(text, domain.alone)
-        except Unreadable:
+        except UnreadableCalls:
             if domain.alone:
                 return ASK_NOTHING
             raise
@@ -125,7 +125,7 @@ class AceEnvironment(Environment):
                     return list(BROKEN)
                 results.append(f"Error during execution: {error}")
         self.has_run = True
-        return to_seen([to_text(result) for result in results])
+        return to_seen([to_answer_text(result) for result in results])
 
     def _run(self, call: Call) -> Any:
         if call.name not in self.functions:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from trialogue.benchmarks.bfcl import package as files
 from trialogue.benchmarks.bfcl.execute import find_functions, parse_call
-from trialogue.benchmarks.bfcl.world import Apis, BfclDomain, find_opened, find_tools, grade
+from trialogue.benchmarks.bfcl.world import Apis, BfclDomain, find_entry_tools, find_opened, grade_bfcl
 from trialogue.benchmarks.folder import find_version
 from trialogue.benchmarks.rules import BenchmarkRules
 from trialogue.benchmarks.toolkit import Plain
@@ -61,7 +61,7 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
     tasks = [task for row in zip_longest(*found) for task in row if task is not None]
     official = files.read_added_sentence(package)
     added = official or ADDED
-    tools = {key: tool for task in tasks for key, tool in find_tools(package, task).items()}
+    tools = {key: tool for task in tasks for key, tool in find_entry_tools(package, task).items()}
     kind = type("Apis", (Apis,), {})
     kind.tools = tools
     return BfclDomain(
@@ -69,7 +69,7 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
         policy=POLICY,
         database=kind.load({}),
         tasks=from_list(name, tasks),
-        reward=grade,
+        reward=grade_bfcl,
         oracle=lambda task, _seed: GoldCaller(task, package),
         user=lambda task, _seed: ScriptedUser(task, added),
         rules=BfclRules(),
@@ -89,13 +89,13 @@ def _read_tasks(package: Path, generation: str, category: str, name: str) -> lis
     file = files.find_entries(package, generation, category)
     with reading(file, ConfigError):
         entries = files.read_entries(package, generation, category)
-        tasks = [to_task(entry, name, category) for entry in entries]
+        tasks = [to_bfcl_task(entry, name, category) for entry in entries]
     if not tasks:
         raise ConfigError(f"{file} holds no task")
     return tasks
 
 
-def to_task(entry: Plain, name: str, category: str) -> Task:
+def to_bfcl_task(entry: Plain, name: str, category: str) -> Task:
     """One entry of the benchmark; its category is its family."""
     turns = ["\n".join(message["content"] for message in turn) for turn in entry["question"]]
     truth = TRUTH.validate_python(entry["ground_truth"])

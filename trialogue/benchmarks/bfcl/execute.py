@@ -87,7 +87,7 @@ class Instances:
             result: Any = getattr(owner, name)(*positional, **named)
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything
             return f"Error during execution: {error}"
-        return to_text(result)
+        return _to_text(result)
 
     def to_state(self) -> dict[str, dict[str, Any]]:
         """The public attributes of every instance. They are the instances' own: copy what must last."""
@@ -98,7 +98,7 @@ class Instances:
         return state
 
 
-def to_text(result: Any) -> str:
+def _to_text(result: Any) -> str:
     """What the caller reads of a result."""
     if result.__class__ is dict:
         try:

@@ -21,7 +21,7 @@ class GoldTurn(NamedTuple):
     is_empty: bool
 
 
-def reach_gold(instances: Instances, truth: Sequence[Sequence[str]]) -> list[GoldTurn]:
+def reach_gold_turns(instances: Instances, truth: Sequence[Sequence[str]]) -> list[GoldTurn]:
     """Carry the gold calls out, turn by turn."""
     turns: list[GoldTurn] = []
     for calls in truth:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trialogue.benchmarks.folder import VARIABLE, find_data, read_lines, read_texts
+from trialogue.benchmarks.folder import VARIABLE, find_data, read_json_lines, read_texts
 from trialogue.benchmarks.toolkit import Plain
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
@@ -74,15 +74,15 @@ def read_entries(package: Path, generation: str, category: str) -> list[Plain]:
     entries = find_entries(package, generation, category)
     answers = entries.parent / "possible_answer" / entries.name
     with reading(answers, ConfigError):
-        truth = {item["id"]: item["ground_truth"] for item in read_lines(answers)}
+        truth = {item["id"]: item["ground_truth"] for item in read_json_lines(answers)}
     with reading(entries, ConfigError):
-        return [{**item, "ground_truth": truth[item["id"]]} for item in read_lines(entries)]
+        return [{**item, "ground_truth": truth[item["id"]]} for item in read_json_lines(entries)]
 
 
 @lru_cache(maxsize=32)
 def read_functions(package: Path, kind: str) -> tuple[Plain, ...]:
     """The descriptions of a class's functions."""
-    return tuple(read_lines(package / "data" / "multi_turn_func_doc" / f"{MODULES[kind]}.json"))
+    return tuple(read_json_lines(package / "data" / "multi_turn_func_doc" / f"{MODULES[kind]}.json"))
 
 
 def read_added_sentence(package: Path) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from trialogue.benchmarks.ace.world import to_schema
 from trialogue.benchmarks.bfcl.execute import Instances
-from trialogue.benchmarks.bfcl.grade import GoldTurn, Step, find_fault, reach_gold
+from trialogue.benchmarks.bfcl.grade import GoldTurn, Step, find_fault, reach_gold_turns
 from trialogue.benchmarks.bfcl.package import load_class, read_functions
 from trialogue.benchmarks.toolkit import Plain
 from trialogue.errors import DomainError
@@ -53,7 +53,7 @@ class BfclDomain(Domain):
         known = self.golds.get(task.id)
         if known is None or (known[0] is not task and known[0] != task):
             truth = task.meta["ground_truth"]
-            known = self.golds[task.id] = task, reach_gold(self.make_instances(task), truth)
+            known = self.golds[task.id] = task, reach_gold_turns(self.make_instances(task), truth)
             if len(self.golds) > _KEPT:
                 self.golds.popitem(last=False)
         return known[1]
@@ -77,7 +77,7 @@ class BfclEnvironment(Environment):
         self.missed: dict[str, list[str]] = task.meta["missed_function"]
         late = {name for names in self.missed.values() for name in names}
         self._tools = {
-            name: tool for name, tool in find_tools(domain.package, task).items() if name not in late
+            name: tool for name, tool in find_entry_tools(domain.package, task).items() if name not in late
         }
 
     @property
@@ -90,7 +90,7 @@ class BfclEnvironment(Environment):
 
     def enter(self, turn: int) -> None:
         """The functions that were held back until this turn appear."""
-        known = find_tools(self.domain.package, self._task)
+        known = find_entry_tools(self.domain.package, self._task)
         for name in self.missed.get(str(turn), ()):
             if name in known:
                 self._tools[name] = known[name]
@@ -130,7 +130,7 @@ def find_opened(task: Task) -> BfclEnvironment | None:
     return opened if opened is not None and opened.task.id == task.id else None
 
 
-def find_tools(package: Path, task: Task) -> dict[str, Tool]:
+def find_entry_tools(package: Path, task: Task) -> dict[str, Tool]:
     """Every function of the classes involved, save those the entry leaves out."""
     excluded = set(task.meta["excluded_function"])
     return {
@@ -193,7 +193,7 @@ def _to_run(call: ToolCall) -> Callable[[Instances], str]:
     return run_call(call.name, call.arguments)
 
 
-def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+def grade_bfcl(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
     """1 where every turn is right. The calls are carried out anew, as the benchmark does."""
     domain = cast("BfclDomain", environment.domain)
     steps = to_steps(trajectory.turns, domain.rules.stop_tokens[0])

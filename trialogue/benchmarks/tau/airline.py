@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
-from trialogue.benchmarks.tau.arithmetic import calculate as work_out
+from trialogue.benchmarks.tau.arithmetic import work_out
+from trialogue.benchmarks.tau.records import CreditCard, UserName
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.reading import read_table
 from trialogue.world.database import Table
@@ -20,12 +21,7 @@ TABLES = read_table(__file__, "airline.toml")
 """The fixed time, the ids of new records in order, and the airports."""
 
 
-class Name(BaseModel):
-    first_name: str
-    last_name: str
-
-
-class Address(BaseModel):
+class AirlineAddress(BaseModel):
     address1: str
     address2: str | None = None
     city: str
@@ -39,14 +35,7 @@ class Payment(BaseModel):
     amount: int
 
 
-class CreditCard(BaseModel):
-    source: Literal["credit_card"]
-    id: str
-    brand: str
-    last_four: str
-
-
-class GiftCard(BaseModel):
+class AirlineGiftCard(BaseModel):
     source: Literal["gift_card"]
     id: str
     amount: float
@@ -64,29 +53,29 @@ class Passenger(BaseModel):
     dob: str
 
 
-class Available(BaseModel):
+class AvailableFlight(BaseModel):
     status: Literal["available"]
     available_seats: dict[CabinClass, int]
     prices: dict[CabinClass, int]
 
 
-class Landed(BaseModel):
+class LandedFlight(BaseModel):
     status: Literal["landed"]
     actual_departure_time_est: str
     actual_arrival_time_est: str
 
 
-class Cancelled(BaseModel):
+class CancelledFlight(BaseModel):
     status: Literal["cancelled"]
 
 
-class Expected(BaseModel):
+class ExpectedFlight(BaseModel):
     status: Literal["delayed", "on time"]
     estimated_departure_time_est: str
     estimated_arrival_time_est: str
 
 
-class Flying(BaseModel):
+class FlyingFlight(BaseModel):
     status: Literal["flying"]
     actual_departure_time_est: str
     estimated_arrival_time_est: str
@@ -98,7 +87,7 @@ class Flight(BaseModel):
     destination: str
     scheduled_departure_time_est: str
     scheduled_arrival_time_est: str
-    dates: dict[str, Available | Landed | Cancelled | Expected | Flying]
+    dates: dict[str, AvailableFlight | LandedFlight | CancelledFlight | ExpectedFlight | FlyingFlight]
 
 
 class ReservationFlight(BaseModel):
@@ -114,13 +103,13 @@ class FlightInfo(BaseModel):
     date: str
 
 
-class User(BaseModel):
+class AirlineUser(BaseModel):
     user_id: str
-    name: Name
-    address: Address
+    name: UserName
+    address: AirlineAddress
     email: str
     dob: str
-    payment_methods: dict[str, CreditCard | GiftCard | Certificate]
+    payment_methods: dict[str, CreditCard | AirlineGiftCard | Certificate]
     saved_passengers: list[Passenger]
     membership: Literal["gold", "silver", "regular"]
     reservations: list[str]
@@ -151,7 +140,7 @@ class AirlineTools(Toolkit):
     reservations: Table[Plain]
 
     notes = read_table(__file__, "notes.toml")["airline"]
-    shapes = {"flights": Flight, "users": User, "reservations": Reservation}
+    shapes = {"flights": Flight, "users": AirlineUser, "reservations": Reservation}
     keeps_cabin: ClassVar[bool] = False
     """True: changing the flights of a reservation leaves its cabin as it was."""
 

@@ -24,10 +24,10 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
-def calculate(expression: str) -> str:
+def work_out(expression: str) -> str:
     """The value of an expression, rounded to cents.
 
-    >>> calculate("(3 + 4) * 1.5")
+    >>> work_out("(3 + 4) * 1.5")
     '10.5'
     """
     if not all(char in _ALLOWED for char in expression):

@@ -14,14 +14,14 @@ from trialogue.world.tools import tool
 TaskStatus = Literal["pending", "completed"]
 
 
-class Task(BaseModel):
+class MockTask(BaseModel):
     task_id: str
     title: str
     description: str | None = None
     status: TaskStatus
 
 
-class User(BaseModel):
+class MockUser(BaseModel):
     user_id: str
     name: str
     tasks: list[str]
@@ -41,7 +41,7 @@ class MockTools(Toolkit):
     users: Table[Plain]
 
     notes = read_table(__file__, "notes.toml")["mock"]
-    shapes = {"tasks": Task, "users": User}
+    shapes = {"tasks": MockTask, "users": MockUser}
 
     def _task(self, task_id: str) -> Plain:
         task = self.look("tasks", task_id)
@@ -60,7 +60,7 @@ class MockTools(Toolkit):
         """Create a task for a user."""
         self._user(user_id)
         task_id = f"task_{len(self.tasks) + 1}"
-        task = Task(task_id=task_id, title=title, description=description, status="pending").model_dump()
+        task = MockTask(task_id=task_id, title=title, description=description, status="pending").model_dump()
         self.lay("tasks", task_id, task)
         self.touch("users", user_id)["tasks"].append(task_id)
         return task

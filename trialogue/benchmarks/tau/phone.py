@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from trialogue.benchmarks.tau.records import StrictRecord
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 
 
@@ -26,11 +27,7 @@ Signal = Literal["none", "poor", "fair", "good", "excellent"]
 Technology = Literal["none", "2G", "3G", "4G", "5G"]
 
 
-class Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class APNSettings(Shape):
+class APNSettings(StrictRecord):
     apn_name: APNNames = APNNames.INTERNET
     reset_at_reboot: bool = False
     mms_apn: str | None = "mms"
@@ -39,25 +36,25 @@ class APNSettings(Shape):
     mms_port: int | None = None
 
 
-class VpnDetails(Shape):
+class VpnDetails(StrictRecord):
     server_address: str | None = None
     protocol: str | None = None
     server_performance: Literal["unknown", "poor", "fair", "good", "excellent"] = "unknown"
 
 
-class AppPermissions(Shape):
+class AppPermissions(StrictRecord):
     sms: bool = False
     storage: bool = False
     phone: bool = False
     network: bool = False
 
 
-class AppStatus(Shape):
+class AppStatus(StrictRecord):
     app_name: str
     permissions: AppPermissions = AppPermissions()
 
 
-class Device(Shape):
+class PhoneDevice(StrictRecord):
     sim_card_status: Literal["active", "missing", "locked_pin", "locked_puk"] = "active"
     sim_card_missing: bool = False
     airplane_mode: bool = False
@@ -87,13 +84,13 @@ class Device(Shape):
     }
 
 
-class PaymentRequest(Shape):
+class PaymentRequest(StrictRecord):
     bill_id: str
     amount_due: float
     paid: bool = False
 
 
-class Surroundings(Shape):
+class Surroundings(StrictRecord):
     name: str | None = None
     phone_number: str | None = None
     is_abroad: bool = False
@@ -118,13 +115,13 @@ _STATUSES = ("connected", "searching", "no_service", "emergency_only")
 _WANTED = {"4g_only": "4G", "3g_only": "3G", "2g_only": "2G"}
 
 
-class Phone(Toolkit):
+class TelecomPhone(Toolkit):
     """The phone's state and rules; what its owner can do is in `telecom_user`."""
 
     device: Plain
     surroundings: Plain
 
-    shapes = {"device": Device, "surroundings": Surroundings}
+    shapes = {"device": PhoneDevice, "surroundings": Surroundings}
     generic: ClassVar[frozenset[str]] = frozenset()
     vpn_performance = "excellent"
     """What connecting gives. Breaking the VPN spoils it for good: the benchmark changes its default then."""

@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel
 
-from trialogue.benchmarks.tau.arithmetic import calculate as work_out
+from trialogue.benchmarks.tau.arithmetic import work_out
+from trialogue.benchmarks.tau.records import CreditCard, UserName
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.reading import read_table
 from trialogue.world.database import Table
@@ -26,15 +27,10 @@ class Variant(BaseModel):
     price: float
 
 
-class Product(BaseModel):
+class RetailProduct(BaseModel):
     name: str
     product_id: str
     variants: dict[str, Variant]
-
-
-class UserName(BaseModel):
-    first_name: str
-    last_name: str
 
 
 class UserAddress(BaseModel):
@@ -46,14 +42,7 @@ class UserAddress(BaseModel):
     zip: str
 
 
-class CreditCard(BaseModel):
-    source: Literal["credit_card"]
-    id: str
-    brand: str
-    last_four: str
-
-
-class GiftCard(BaseModel):
+class RetailGiftCard(BaseModel):
     source: Literal["gift_card"]
     id: str
     balance: float
@@ -64,12 +53,12 @@ class Paypal(BaseModel):
     id: str
 
 
-class User(BaseModel):
+class RetailUser(BaseModel):
     user_id: str
     name: UserName
     address: UserAddress
     email: str
-    payment_methods: dict[str, CreditCard | GiftCard | Paypal]
+    payment_methods: dict[str, CreditCard | RetailGiftCard | Paypal]
     orders: list[str]
 
 
@@ -92,7 +81,7 @@ class OrderPayment(BaseModel):
     payment_method_id: str
 
 
-class Order(BaseModel):
+class RetailOrder(BaseModel):
     order_id: str
     user_id: str
     address: UserAddress
@@ -136,7 +125,7 @@ class RetailTools(Toolkit):
     orders: Table[Plain]
 
     notes = read_table(__file__, "notes.toml")["retail"]
-    shapes = {"products": Product, "users": User, "orders": Order}
+    shapes = {"products": RetailProduct, "users": RetailUser, "orders": RetailOrder}
 
     # -- what the first TAU-bench does differently -------------------------------------------------------
 

@@ -11,9 +11,10 @@ import uuid
 from datetime import date, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from trialogue.benchmarks.tau.phone import Phone
+from trialogue.benchmarks.tau.phone import TelecomPhone
+from trialogue.benchmarks.tau.records import StrictRecord
 from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.reading import read_table
 from trialogue.world.database import Table
@@ -27,18 +28,14 @@ LAST_MONTH = ("2025-01-01", "2025-01-31", "2025-01-15")
 NEXT_MONTH = ("2025-03-01", "2025-03-31", "2025-03-15")
 
 
-class Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Address(Shape):
+class CustomerAddress(StrictRecord):
     street: str
     city: str
     state: str
     zip_code: str
 
 
-class Plan(Shape):
+class Plan(StrictRecord):
     plan_id: str
     name: str
     data_limit_gb: float
@@ -46,7 +43,7 @@ class Plan(Shape):
     data_refueling_price_per_gb: float
 
 
-class Device(Shape):
+class TelecomDevice(StrictRecord):
     device_id: str
     device_type: Literal["phone", "router", "tablet", "watch", "other"]
     model: str
@@ -57,7 +54,7 @@ class Device(Shape):
     last_esim_transfer_date: datetime | None = None
 
 
-class Line(Shape):
+class TelecomLine(StrictRecord):
     line_id: str
     phone_number: str
     status: Literal["Active", "Suspended", "Pending Activation", "Closed"] = "Pending Activation"
@@ -72,14 +69,14 @@ class Line(Shape):
     suspension_start_date: date | None = None
 
 
-class LineItem(Shape):
+class LineItem(StrictRecord):
     description: str
     amount: float
     date: date
     item_type: str
 
 
-class Bill(Shape):
+class Bill(StrictRecord):
     bill_id: str
     customer_id: str
     period_start: date
@@ -91,19 +88,19 @@ class Bill(Shape):
     status: Literal["Draft", "Issued", "Awaiting Payment", "Paid", "Overdue", "Disputed"] = "Draft"
 
 
-class PaymentMethod(Shape):
+class PaymentMethod(StrictRecord):
     method_type: Literal["Credit Card", "Debit Card", "PayPal"]
     account_number_last_4: str
     expiration_date: str
 
 
-class Customer(Shape):
+class TelecomCustomer(StrictRecord):
     customer_id: str
     full_name: str
     date_of_birth: str
     email: str
     phone_number: str
-    address: Address
+    address: CustomerAddress
     account_status: Literal["Active", "Suspended", "Pending Verification", "Closed"] = "Pending Verification"
     payment_methods: list[PaymentMethod] = []
     line_ids: list[str] = []
@@ -140,7 +137,13 @@ class TelecomTools(Toolkit):
     devices: Table[Plain]
 
     notes = read_table(__file__, "notes.toml")["telecom"]
-    shapes = {"plans": Plan, "customers": Customer, "lines": Line, "bills": Bill, "devices": Device}
+    shapes = {
+        "plans": Plan,
+        "customers": TelecomCustomer,
+        "lines": TelecomLine,
+        "bills": Bill,
+        "devices": TelecomDevice,
+    }
 
     @classmethod
     def to_record(cls, value: BaseModel) -> Plain:
@@ -412,7 +415,7 @@ def _new_item(description: str, amount: float) -> Plain:
     return {"description": description, "amount": float(amount), "date": TODAY, "item_type": kind}
 
 
-def keep_in_step(agent_side: TelecomTools, user_side: Phone) -> None:
+def keep_in_step(agent_side: TelecomTools, user_side: TelecomPhone) -> None:
     """Carry over to one side what the other does: the line, roaming, used-up data, bills, payments."""
     around = user_side.look("", "surroundings")
     phone_number = around["phone_number"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trialogue.benchmarks.tau.phone import APNSettings, NetworkModePreference, Phone
+from trialogue.benchmarks.tau.phone import APNSettings, NetworkModePreference, TelecomPhone
 from trialogue.world.tools import tool
 
 _ADVICE = {
@@ -43,7 +43,7 @@ def _show_performance(value: str) -> str:
     return f"<PerformanceLevel.{value.upper()}: {value!r}>"
 
 
-class TelecomUserTools(Phone):
+class TelecomUserTools(TelecomPhone):
     @tool
     def check_status_bar(self) -> str:
         """Look at the status bar: signal, mobile data, Wi-Fi and battery."""

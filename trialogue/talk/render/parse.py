@@ -120,10 +120,10 @@ def read_compact(text: str) -> Found:
 def read_arguments(text: str) -> Arguments:
     """A call's arguments; the raw text where they are no JSON object that could be written down again."""
     arguments = to_arguments(text)
-    return arguments if is_sound(arguments) else text
+    return arguments if is_writable(arguments) else text
 
 
-def is_sound(value: Any) -> bool:
+def is_writable(value: Any) -> bool:
     """Whether a value can be kept as UTF-8: half of a surrogate pair cannot, nor a tower of brackets."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -157,7 +157,7 @@ def _to_found(value: Any) -> Found | None:
     call = cast("dict[str, Any]", value)
     name = call.get("name")
     arguments: Any = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(name, str) or not is_sound(call):
+    if not isinstance(name, str) or not is_writable(call):
         return None
     if isinstance(arguments, str):
         return name, read_arguments(arguments)
@@ -172,7 +172,7 @@ def _salvage(text: str) -> Found:
             name = json.loads(whole[1])
         except ValueError:
             name = whole[1]
-        if is_sound(name):
+        if is_writable(name):
             return name, whole[2]
     named = _NAME.search(text)
     return (named[1] if named else ""), text

@@ -27,7 +27,7 @@ def limit_memory(more: int) -> None:
         pass
 
 
-def main() -> None:
+def answer_lines() -> None:
     seconds, memory = float(sys.argv[1]), int(sys.argv[2])
     from transformers.utils import chat_template_utils
 
@@ -51,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_lines()

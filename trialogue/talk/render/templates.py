@@ -146,7 +146,7 @@ def to_compact(call: ToolCall) -> str:
     return call.name + json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
 
 
-def to_json(value: Any) -> str:
+def to_json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -186,7 +186,7 @@ class HermesRenderer(TurnRenderer):
         pieces: Pieces = [] if system is None else [system]
         if tools:
             pieces += ["\n\n"] if pieces else []
-            schemas = "".join("\n" + to_json(tool.schema) for tool in tools)
+            schemas = "".join("\n" + to_json_text(tool.schema) for tool in tools)
             pieces += [_HERMES_TOOLS, schemas, *self._mark(_HERMES_CALLS)]
         return [self._start, "system\n", *pieces, self.end, "\n"] if pieces else []
 
@@ -213,9 +213,12 @@ class HermesRenderer(TurnRenderer):
             content = content.lstrip("\n")
         pieces += [content]
         for number, call in enumerate(message.tool_calls):
-            arguments = call.arguments if isinstance(call.arguments, str) else to_json(call.arguments)
+            arguments = call.arguments if isinstance(call.arguments, str) else to_json_text(call.arguments)
             pieces += ["\n"] if message.content or number else []
-            pieces += [self._marks.call, f'\n{{"name": {to_json(call.name)}, "arguments": {arguments}}}\n']
+            pieces += [
+                self._marks.call,
+                f'\n{{"name": {to_json_text(call.name)}, "arguments": {arguments}}}\n',
+            ]
             pieces += [self._marks.end_call]
         return pieces
 
@@ -326,7 +329,7 @@ class Llama3Renderer(TurnRenderer):
         pieces: Pieces = []
         for message in messages:
             tool = message.role == "tool"
-            text = to_json(message.content) if tool else message.content.strip()
+            text = to_json_text(message.content) if tool else message.content.strip()
             pieces += [*self._head("ipython" if tool else message.role), text, self.end]
         return pieces
 
@@ -336,7 +339,7 @@ class Llama3Renderer(TurnRenderer):
             if pieces != [""]:
                 pieces += [self._python_tag if self._python_tag is not None else "\n"]
             calls = [
-                f'{{"name": {to_json(call.name)}, "parameters": {to_json(call.arguments)}}}'
+                f'{{"name": {to_json_text(call.name)}, "parameters": {to_json_text(call.arguments)}}}'
                 for call in message.tool_calls
             ]
             pieces += ["; ".join(calls)]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from trialogue.messages import Message, ToolCall
-from trialogue.talk.render.parse import Arguments, Found, cut, is_sound, to_calls
+from trialogue.talk.render.parse import Arguments, Found, cut, is_writable, to_calls
 from trialogue.talk.render.templates import CompactRenderer
 from trialogue.talk.render.vocabulary import Pieces
 from trialogue.trajectory import Reply
@@ -95,7 +95,7 @@ def from_brief_call(text: str) -> Found:
                 arguments[key] = json.loads(value)
             except (ValueError, RecursionError):
                 return name, rest
-    return name, arguments if is_sound(arguments) else rest
+    return name, arguments if is_writable(arguments) else rest
 
 
 def _part(key: str, value: Any) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from trialogue.benchmarks.folder import find_version, read_text
 from trialogue.benchmarks.rules import BenchmarkRules
 from trialogue.benchmarks.tau.tau1 import data as files
-from trialogue.benchmarks.tau.tau1.grade import grade
-from trialogue.benchmarks.tau.tau1.tools import AirlineTools, RetailTools
+from trialogue.benchmarks.tau.tau1.grade import grade_tau1
+from trialogue.benchmarks.tau.tau1.tools import Tau1AirlineTools, Tau1RetailTools
 from trialogue.benchmarks.tau.tau1.world import Tau1Domain
 from trialogue.benchmarks.toolkit import to_raw_tools
 from trialogue.errors import ConfigError
@@ -20,7 +20,7 @@ from trialogue.task import Task
 from trialogue.trajectory import Turn
 from trialogue.world.tools import Tool
 
-NAMES = {"retail": RetailTools, "airline": AirlineTools}
+NAMES = {"retail": Tau1RetailTools, "airline": Tau1AirlineTools}
 MAX_STEPS = 30
 """Messages of the agent."""
 
@@ -29,7 +29,7 @@ def find(name: str = "", data: str | None = None) -> Tau1Domain:
     """The domain `retail` or `airline`; `data` is a folder with the benchmark's files."""
     if name not in NAMES:
         raise ConfigError(f"there is no 'tau:{name}'; allowed are {', '.join(NAMES)}")
-    folder = files.find_folder(data, name)
+    folder = files.find_tau1_folder(data, name)
     with reading(folder, ConfigError):
         return _find(name, folder)
 
@@ -64,8 +64,8 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
         name=name,
         policy=policy,
         database=database,
-        tasks=files.find_tasks(folder, domain, name, writes),
-        reward=grade,
+        tasks=files.find_tau1_tasks(folder, domain, name, writes),
+        reward=grade_tau1,
         user_prompt=user_prompt if around is not None else None,
         rules=Tau1Rules(),
         reference=name,

@@ -18,7 +18,7 @@ TABLES = {"retail": ("orders", "products", "users"), "airline": ("flights", "res
 HELP = "Get it with `git clone https://github.com/sierra-research/tau-bench` and name that folder"
 
 
-def find_folder(data: str | None, domain: str) -> Path:
+def find_tau1_folder(data: str | None, domain: str) -> Path:
     """The folder of one domain: data, tasks, wiki and tools."""
     places = [
         f"{place}{domain}"
@@ -31,7 +31,7 @@ def read_database(folder: Path, domain: str) -> dict[str, Any]:
     return {table: read_data(folder / "data", table) for table in TABLES[domain]}
 
 
-def find_tasks(folder: Path, domain: str, name: str, writes: frozenset[str]) -> TaskSource:
+def find_tau1_tasks(folder: Path, domain: str, name: str, writes: frozenset[str]) -> TaskSource:
     """A source over the splits that are there."""
     known: dict[str, list[Task]] = {}
 
@@ -40,7 +40,8 @@ def find_tasks(folder: Path, domain: str, name: str, writes: frozenset[str]) -> 
             with reading(folder / f"tasks_{split}", ConfigError):
                 raw = read_raw_tasks(folder, split)
                 known[split] = [
-                    to_task(item, f"{split}-{number}", name, split, writes) for number, item in enumerate(raw)
+                    to_tau1_task(item, f"{split}-{number}", name, split, writes)
+                    for number, item in enumerate(raw)
                 ]
         return known[split]
 
@@ -90,7 +91,9 @@ def _to_plain(node: ast.expr) -> Any:
             return ast.literal_eval(node)
 
 
-def to_task(raw: Mapping[str, Any], identity: str, domain: str, split: str, writes: frozenset[str]) -> Task:
+def to_tau1_task(
+    raw: Mapping[str, Any], identity: str, domain: str, split: str, writes: frozenset[str]
+) -> Task:
     """One task of the benchmark."""
     calls = tuple(Call(name=item["name"], arguments=item["kwargs"]) for item in raw["actions"])
     return Task(

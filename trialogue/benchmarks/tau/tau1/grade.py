@@ -41,7 +41,7 @@ def judge_outcome(environment: Tau1Environment, turns: Sequence[Turn]) -> Outcom
     return Outcome(environment.digest() == environment.gold().digest, outputs)
 
 
-def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+def grade_tau1(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
     """The reward of a finished conversation."""
     world = cast("Tau1Environment", environment)
     outcome = judge_outcome(world, trajectory.turns)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trialogue.benchmarks.folder import read_lines
+from trialogue.benchmarks.folder import read_json_lines
 from trialogue.benchmarks.recorded import Recorded
 from trialogue.benchmarks.tau import tau1
-from trialogue.benchmarks.tau.tau1.data import to_task
+from trialogue.benchmarks.tau.tau1.data import to_tau1_task
 from trialogue.benchmarks.tau.tau1.grade import judge_outcome
 from trialogue.benchmarks.tau.tau1.world import Tau1Domain
 from trialogue.errors import ConfigError
@@ -18,16 +18,16 @@ from trialogue.reading import reading
 from trialogue.trajectory import Turn
 
 
-def score(path: Path, name: str, data: str | None) -> list[Recorded]:
+def score_tau1_file(path: Path, name: str, data: str | None) -> list[Recorded]:
     """Grade every episode of a file by the task it holds. What was not over gets 0, as in the benchmark."""
     domain = tau1.find(name, data)
     with reading(path, ConfigError):
-        return [score_one(domain, record) for record in read_lines(path)]
+        return [score_tau1_episode(domain, record) for record in read_json_lines(path)]
 
 
-def score_one(domain: Tau1Domain, record: Mapping[str, Any]) -> Recorded:
+def score_tau1_episode(domain: Tau1Domain, record: Mapping[str, Any]) -> Recorded:
     writes = frozenset(tool.name for tool in domain.agent_tools.values() if tool.writes)
-    environment = domain.open(to_task(record["task"], str(record["id"]), domain.name, "test", writes))
+    environment = domain.open(to_tau1_task(record["task"], str(record["id"]), domain.name, "test", writes))
     initial = environment.toolkit.official_hash()
     turns: list[Turn] = []
     mismatches: list[dict[str, Any]] = []

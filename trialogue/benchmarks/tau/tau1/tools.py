@@ -67,7 +67,7 @@ class Tau1Toolkit:
         return "Transfer successful"
 
 
-class RetailTools(Tau1Toolkit, retail.RetailTools):
+class Tau1RetailTools(Tau1Toolkit, retail.RetailTools):
     later = frozenset({"get_item_details"})
     reasons = ("no longer needed", "ordered by mistake")
     must_differ = False
@@ -93,7 +93,7 @@ class RetailTools(Tau1Toolkit, retail.RetailTools):
         return self._product(item["product_id"])["variants"][new_item_id]
 
 
-class AirlineTools(Tau1Toolkit, airline.AirlineTools):
+class Tau1AirlineTools(Tau1Toolkit, airline.AirlineTools):
     later = frozenset({"get_flight_status"})
     keeps_cabin = True
 

@@ -14,7 +14,7 @@ from trialogue.benchmarks.tau.airline import AirlineTools
 from trialogue.benchmarks.tau.mock import MockTools, MockUserTools
 from trialogue.benchmarks.tau.retail import RetailTools
 from trialogue.benchmarks.tau.tau2 import data as files
-from trialogue.benchmarks.tau.tau2.grade import grade
+from trialogue.benchmarks.tau.tau2.grade import grade_tau2
 from trialogue.benchmarks.tau.tau2.wording import apply, find_wording
 from trialogue.benchmarks.tau.tau2.world import Tau2Domain
 from trialogue.benchmarks.tau.telecom import TelecomTools, keep_in_step, key_lists
@@ -64,7 +64,7 @@ def find(name: str = "", data: str | None = None) -> Tau2Domain:
         raise ConfigError(
             f"TAU2 has no generation '{generation}'; allowed are {', '.join(files.GENERATIONS)}"
         )
-    folder = files.find_folder(data, domain.removesuffix("-workflow"))
+    folder = files.find_tau2_folder(data, domain.removesuffix("-workflow"))
     with reading(folder, ConfigError):
         return _find(domain, solo, generation, folder, files.find_task_folder(folder, generation, data))
 
@@ -89,12 +89,12 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
         name=name,
         policy=wording.system.replace("{policy}", policy),
         database=database,
-        tasks=files.find_tasks(task_folder, name, writes),
+        tasks=files.find_tau2_tasks(task_folder, name, writes),
         user_database=user_database,
         after_call=keep_in_step if user_database is not None and domain.startswith("telecom") else None,
         greeting=None if solo else GREETING,
         rules=Tau2Rules(opens="agent" if solo else "user", solo=solo),
-        reward=grade,
+        reward=grade_tau2,
         oracle=_work_alone if solo else None,
         user_prompt=user_prompt if guidelines[True] is not None else None,
         reference=f"{name}@{generation}",

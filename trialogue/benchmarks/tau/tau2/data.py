@@ -23,7 +23,7 @@ HELP = (
 )
 
 
-def find_folder(data: str | None, domain: str) -> Path:
+def find_tau2_folder(data: str | None, domain: str) -> Path:
     """The folder of one domain."""
     places = [f"{place}/{domain}".lstrip("/") for place in PLACES]
     return find_data(data, places, f"tau2:{domain}", HELP, "inspect_evals/tau2/data")
@@ -70,7 +70,7 @@ def read_policy(folder: Path, domain: str, solo: bool) -> str:
     return "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in parts.items())
 
 
-def find_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
+def find_tau2_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
     """A source over the benchmark's own splits; `all` is every task."""
     source = find_file(folder, "tasks", DATA)
     with reading(source, ConfigError):
@@ -100,7 +100,7 @@ def find_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
                 if wanted is not None and name not in wanted:
                     continue
                 if name not in made:
-                    made[name] = to_task(shape, domain, writes, part.get(name, "full"))
+                    made[name] = to_tau2_task(shape, domain, writes, part.get(name, "full"))
             task = made[name]
             if (not families or task.family in families) and (not levels or task.level in levels):
                 chosen.append(task)
@@ -109,7 +109,7 @@ def find_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
     return find
 
 
-def to_task(raw: Mapping[str, Any], domain: str, writes: frozenset[str], split: str = "test") -> Task:
+def to_tau2_task(raw: Mapping[str, Any], domain: str, writes: frozenset[str], split: str = "test") -> Task:
     """One task of the benchmark."""
     state: Mapping[str, Any] = raw.get("initial_state") or {}
     data: Mapping[str, Any] = state.get("initialization_data") or {}

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from trialogue.benchmarks.tau.tau2.judge import ask_judge
+from trialogue.benchmarks.tau.tau2.judge import ask_tau2_judge
 from trialogue.benchmarks.tau.tau2.world import Tau2Domain, Tau2Environment
 from trialogue.benchmarks.toolkit import kind_of
 from trialogue.errors import GradeError
@@ -23,7 +23,7 @@ ENDS_GRADED = ("user_stop", "agent_stop")
 
 
 @dataclass(slots=True)
-class Verdict:
+class Tau2Verdict:
     """Everything the official grader reports, under its own names. None: not looked at."""
 
     reward: float
@@ -38,7 +38,7 @@ class Verdict:
     why: list[str] = field(default_factory=lambda: [])
 
 
-def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | Awaitable[Reward]:
+def grade_tau2(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | Awaitable[Reward]:
     """The reward of a finished conversation. It is awaited where a judge is to be asked."""
     world = cast("Tau2Environment", environment)
     verdict = judge_state(world, trajectory.turns)
@@ -53,9 +53,9 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
 
 
 async def _with_judge(
-    domain: Tau2Domain, task: Task, trajectory: Trajectory, verdict: Verdict, statements: list[str]
+    domain: Tau2Domain, task: Task, trajectory: Trajectory, verdict: Tau2Verdict, statements: list[str]
 ) -> Reward:
-    checks = await ask_judge(domain.judge, trajectory, statements)
+    checks = await ask_tau2_judge(domain.judge, trajectory, statements)
     verdict.nl_assertions = checks
     is_met = float(all(check["met"] for check in checks))
     breakdown = verdict.reward_breakdown or {}
@@ -65,14 +65,14 @@ async def _with_judge(
     return to_reward(task, verdict)
 
 
-def judge_state(environment: Tau2Environment, turns: Sequence[Turn]) -> Verdict:
+def judge_state(environment: Tau2Environment, turns: Sequence[Turn]) -> Tau2Verdict:
     """The official verdict without the judge, on the world the conversation has left behind."""
     task = environment.task
     criteria: dict[str, Any] | None = task.meta.get("criteria")
     if criteria is None:
-        return Verdict(1.0, note="No evaluation criteria")
+        return Tau2Verdict(1.0, note="No evaluation criteria")
     basis: list[str] = criteria["reward_basis"]
-    verdict = Verdict(1.0, basis, {})
+    verdict = Tau2Verdict(1.0, basis, {})
     if criteria["is_state_given"]:
         _check_state(environment, basis, verdict)
     else:
@@ -96,7 +96,7 @@ def judge_state(environment: Tau2Environment, turns: Sequence[Turn]) -> Verdict:
     return verdict
 
 
-def _check_state(environment: Tau2Environment, basis: list[str], verdict: Verdict) -> None:
+def _check_state(environment: Tau2Environment, basis: list[str], verdict: Tau2Verdict) -> None:
     environment.settle()
     verdict.db_match = environment.digest() == environment.gold_digest()
     if not verdict.db_match and "DB" in basis:
@@ -169,7 +169,7 @@ def check_said(task: Task, turns: Sequence[Turn]) -> list[dict[str, Any]] | None
     return [{"info": text, "met": any(text.lower() in item for item in said)} for text in wanted]
 
 
-def to_reward(task: Task, verdict: Verdict) -> Reward:
+def to_reward(task: Task, verdict: Tau2Verdict) -> Reward:
     """Our reward: the official value, its parts, and the share of criteria that are met (TCR)."""
     parts = dict(verdict.reward_breakdown or {})
     basis = verdict.reward_basis or []
@@ -189,6 +189,6 @@ def to_reward(task: Task, verdict: Verdict) -> Reward:
     return Reward(value=verdict.reward, parts=parts, why=tuple(why))
 
 
-def premature(reason: str) -> Verdict:
+def premature(reason: str) -> Tau2Verdict:
     """What the official grader gives a conversation that nobody ended."""
-    return Verdict(0.0, note=f"Simulation terminated prematurely. Termination reason: {reason}")
+    return Tau2Verdict(0.0, note=f"Simulation terminated prematurely. Termination reason: {reason}")

@@ -20,7 +20,9 @@ Answer with a JSON object and nothing else:
 """
 
 
-async def ask_judge(source: Any, trajectory: Trajectory, statements: Sequence[str]) -> list[dict[str, Any]]:
+async def ask_tau2_judge(
+    source: Any, trajectory: Trajectory, statements: Sequence[str]
+) -> list[dict[str, Any]]:
     """Whether each statement holds. Whatever the judge does wrong is a `GradeError`, never a grade."""
     told = "\n".join(f"{turn.message.role}: {turn.message.content or None}" for turn in trajectory.turns)
     question = (
@@ -36,10 +38,10 @@ async def ask_judge(source: Any, trajectory: Trajectory, statements: Sequence[st
         raise  # no other draw would help
     except Exception as error:
         raise GradeError(f"the judge gave no answer: {type(error).__name__}: {error}") from error
-    return read_answer(reply.content, len(statements))
+    return read_statements(reply.content, len(statements))
 
 
-def read_answer(text: str, count: int) -> list[dict[str, Any]]:
+def read_statements(text: str, count: int) -> list[dict[str, Any]]:
     """The judge's answer; fenced JSON is JSON too."""
     try:
         results: Any = from_json(find_fenced(text))["results"]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.benchmarks.folder import read_json, read_lines
+from trialogue.benchmarks.folder import read_json_file, read_json_lines
 from trialogue.benchmarks.recorded import Recorded
 from trialogue.benchmarks.tau import tau2
-from trialogue.benchmarks.tau.tau2.data import to_task
+from trialogue.benchmarks.tau.tau2.data import to_tau2_task
 from trialogue.benchmarks.tau.tau2.grade import ENDS_GRADED, judge_state, premature
 from trialogue.benchmarks.tau.tau2.world import Tau2Domain, Tau2Environment, to_turns
 from trialogue.errors import ConfigError, DomainError
@@ -17,7 +17,7 @@ from trialogue.reading import reading
 from trialogue.task import Task
 
 
-def score(path: Path, name: str, data: str | None) -> list[Recorded]:
+def score_tau2_file(path: Path, name: str, data: str | None) -> list[Recorded]:
     """Grade every conversation of a file. A task that the file itself holds is graded by; else the one of
     that id in the benchmark's data. Statements for a judge are left out."""
     rows: list[Recorded] = []
@@ -26,13 +26,13 @@ def score(path: Path, name: str, data: str | None) -> list[Recorded]:
         for record, raw_task in read_conversations(path):
             alone = "-solo" if record.get("solo_mode") and not asked.endswith("-solo") else ""
             domain = tau2.find(f"{asked}{alone}" + (f"@{generation}" if generation else ""), data)
-            rows.append(score_one(domain, record, _find_task(domain, record, raw_task)))
+            rows.append(score_tau2_conversation(domain, record, _find_task(domain, record, raw_task)))
     return rows
 
 
 def read_conversations(path: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
     """Each conversation with its task, where the file has it."""
-    lines = read_lines(path) if ".jsonl" in path.name else [read_json(path)]
+    lines = read_json_lines(path) if ".jsonl" in path.name else [read_json_file(path)]
     for shape in lines:
         if not isinstance(shape, dict):
             raise ConfigError(f"{path} holds neither conversations nor a TAU2 results file")
@@ -62,7 +62,7 @@ def _read_tasks_beside(path: Path) -> dict[Any, Mapping[str, Any]]:
             if beside in _TASKS:
                 return _TASKS[beside]
             if beside.is_file():
-                _TASKS[beside] = read_json(beside)
+                _TASKS[beside] = read_json_file(beside)
                 return _TASKS[beside]
     return {}
 
@@ -70,7 +70,7 @@ def _read_tasks_beside(path: Path) -> dict[Any, Mapping[str, Any]]:
 def _find_task(domain: Tau2Domain, record: Mapping[str, Any], raw: Mapping[str, Any] | None) -> Task:
     if raw is not None:
         tools = (*domain.agent_tools.values(), *domain.user_tools.values())
-        return to_task(raw, domain.name, frozenset(tool.name for tool in tools if tool.writes))
+        return to_tau2_task(raw, domain.name, frozenset(tool.name for tool in tools if tool.writes))
     wanted = str(record["task_id"])
     found = next((task for task in domain.tasks("all") if task.id == wanted), None)
     if found is None:
@@ -78,7 +78,7 @@ def _find_task(domain: Tau2Domain, record: Mapping[str, Any], raw: Mapping[str, 
     return found
 
 
-def score_one(domain: Tau2Domain, record: Mapping[str, Any], task: Task) -> Recorded:
+def score_tau2_conversation(domain: Tau2Domain, record: Mapping[str, Any], task: Task) -> Recorded:
     """Carry the calls out on a fresh world and grade what comes of it."""
     environment = domain.open(task)
     initial = environment.official_hashes()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from trialogue.benchmarks.folder import read_json, read_python, read_texts
+from trialogue.benchmarks.folder import read_json_file, read_python, read_texts
 from trialogue.errors import ConfigError
 from trialogue.reading import reading
 from trialogue.world.tools import Tool
@@ -30,7 +30,7 @@ SCHEMA_FILE = "prompts_and_tools.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class OfficialWording:
     """Words for one domain."""
 
     source: str = "our own words: not comparable with published results"
@@ -55,7 +55,7 @@ class Documents:
     fields: dict[str, dict[str, str]] = field(default_factory=lambda: {})
 
 
-def find_wording(folder: Path, domain: str) -> Wording:
+def find_wording(folder: Path, domain: str) -> OfficialWording:
     """The best wording to be had near a domain's data folder."""
     for root in folder.parents[:6]:
         source = root / "src" / "tau2"
@@ -65,17 +65,17 @@ def find_wording(folder: Path, domain: str) -> Wording:
             for name in (f"{SCHEMA_FILE}.gz", SCHEMA_FILE):
                 if (place / name).is_file():
                     return read_schema_file(place / name, domain)
-    return Wording()
+    return OfficialWording()
 
 
-def read_schema_file(path: Path, domain: str) -> Wording:
+def read_schema_file(path: Path, domain: str) -> OfficialWording:
     """Prompts and schemas of all domains in one JSON file."""
-    shapes: dict[str, Any] = read_json(path)
+    shapes: dict[str, Any] = read_json_file(path)
     with reading(path, ConfigError):
         if domain not in shapes:
-            return Wording()
+            return OfficialWording()
         about = shapes[domain]
-        return Wording(
+        return OfficialWording(
             f"official ({path.name})",
             system=about["agent_system_prompt"].replace(about["policy"], "{policy}"),
             agent_tools={shape["function"]["name"]: shape["function"] for shape in about["agent_tools"]},
@@ -85,7 +85,7 @@ def read_schema_file(path: Path, domain: str) -> Wording:
         )
 
 
-def read_checkout(source: Path, domain: str) -> Wording:
+def read_checkout(source: Path, domain: str) -> OfficialWording:
     """Prompts from the agent's module, descriptions from the docstrings of the domain's."""
     texts = read_texts(source / "agent" / "llm_agent.py")
     docs = Documents()
@@ -95,7 +95,7 @@ def read_checkout(source: Path, domain: str) -> Wording:
         system = texts["SYSTEM_PROMPT"].replace("{agent_instruction}", texts["AGENT_INSTRUCTION"])
         solo = texts["AGENT_SOLO_INSTRUCTION"].replace("{stop_function_name}", "done")
         solo = texts["SYSTEM_PROMPT_SOLO"].replace("{agent_instruction}", solo)
-    return Wording(
+    return OfficialWording(
         "official (checkout)",
         system.replace("{domain_policy}", "{policy}"),
         solo.replace("{domain_policy}", "{policy}"),
@@ -122,7 +122,7 @@ def _read_documents(path: Path, docs: Documents) -> None:
                     pass
 
 
-def apply(wording: Wording, tools: Mapping[str, Tool], side: str) -> dict[str, Tool]:
+def apply(wording: OfficialWording, tools: Mapping[str, Tool], side: str) -> dict[str, Tool]:
     """The tools in these words, in the order the benchmark offers them."""
     shapes = wording.agent_tools if side == "agent" else wording.user_tools
     if shapes is not None:
