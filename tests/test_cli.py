@@ -116,7 +116,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "bakery").mkdir()
     done = run(tmp_path, "init", "bakery")
     assert done.returncode == 2
-    assert "bakery exists and is left as it is" in done.stderr
+    assert "bakery exists already" in done.stderr
     assert not list((tmp_path / "bakery").iterdir())
 
 
@@ -157,7 +157,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["init", "My-Bakery"], "'My-Bakery' is no name for a domain: use small letters"),
+        (["init", "My-Bakery"], "'My-Bakery' is not a valid name for a domain: use small letters"),
         (["check", "bakry"], "file.py:name; did you mean bakery?"),
         (["train", "configs/x.toml"], "configs/x.toml is a file of settings: write --config configs/x.toml"),
         (["eval", "bakery", "x.toml"], "x.toml is a file of settings: write --config x.toml"),

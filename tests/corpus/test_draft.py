@@ -38,7 +38,7 @@ def library(endpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (above / "brief.md").write_text("The desk of a public library. Members extend their loans.\n")
     done = run(endpoint, "draft", str(above / "library"), "--brief", str(above / "brief.md"), "--tasks", "8")
     assert done.exit_code == 0, done.stderr
-    assert "tables: it is no JSON object" in done.stderr
+    assert "tables: it is not a JSON object" in done.stderr
     assert "tables.loans.fields.due.type: Input should be 'text'" in done.stderr
     assert "tables: ok after 2 repairs" in done.stderr
     assert "tools: no tool changes anything; at least one has to write" in done.stderr
@@ -207,7 +207,7 @@ async def test_a_scenario_can_be_evaluated_as_any_domain(
     result = await evaluate(config)
     assert result["pass^1"] == 1.0
     nobody = {"simulator": EvalConfig().simulator, "run": RunSettings(directory=str(tmp_path), name="two")}
-    with pytest.raises(ConfigError, match="are simulated: say by whom"):
+    with pytest.raises(ConfigError, match="are simulated; name the model"):
         await evaluate(config.model_copy(update=nobody))
     learned = SftConfig.model_validate(
         {
@@ -243,8 +243,8 @@ def test_a_draft_that_stays_wrong_is_refused(tmp_path: Path) -> None:
     [
         ({"tables": {}}, "tables: Dictionary should have at least 1 item"),
         ({"tools": [scripted.TOOLS[0]] * 2}, "there are two tools get_member"),
-        ({"tables": {"Loans": scripted.TABLES["tables"]["loans"]}}, "'Loans' is no name"),
-        ({"tables": {"digest": scripted.TABLES["tables"]["loans"]}}, "'digest' has a meaning of its own"),
+        ({"tables": {"Loans": scripted.TABLES["tables"]["loans"]}}, "'Loans' is not a valid name"),
+        ({"tables": {"digest": scripted.TABLES["tables"]["loans"]}}, "'digest' is reserved"),
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_scenario_is_checked_field_by_field(change: dict[str, Any], told: str)
 @pytest.mark.parametrize(
     ("tool", "answer", "told"),
     [
-        ("extend_loan", "I have extended it.", "no JSON object"),
+        ("extend_loan", "I have extended it.", "not a JSON object"),
         ("extend_loan", '{"done": true}', 'neither "result" nor "error"'),
         ("extend_loan", '{"result": 1, "changes": {"cars": {}}}', "there is no table 'cars'"),
         (

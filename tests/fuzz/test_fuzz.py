@@ -221,7 +221,7 @@ def test_a_judge_who_names_no_message_is_told() -> None:
             json.dumps({"faults": [fault]}), Trajectory(id="x", task=task, turns=(), end="user_stop")
         )
     scores = dict.fromkeys(("faithful", "policy", "complete", "user", "natural"), 5)
-    with pytest.raises(GradeError, match="is no judgement"):
+    with pytest.raises(GradeError, match="is not a judgement"):
         read_judgement("x", json.dumps({"scores": scores, "reasons": ["\ud800"]}), "judge")
 
 
@@ -236,7 +236,7 @@ def test_an_index_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_number_too_large_in_a_call_is_told() -> None:
-    with pytest.raises(ToolError, match="no plain values"):
+    with pytest.raises(ToolError, match="not plain values"):
         parse_call(f"f(x={'9' * 400}+1j)")
 
 

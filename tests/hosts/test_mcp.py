@@ -153,7 +153,7 @@ async def test_a_shared_server_that_dies_is_replaced(notes: McpDomain) -> None:
     shared = replace(notes, server=notes.server.model_copy(update={"isolation": "shared"}))
     [first] = await hold(shared, call("look_around"), call("die"), "Done.", number=1)
     assert (first.end, first.blame, first.reward) == ("error", "tool", None)
-    assert "the server all conversations share is gone" in (first.error or "")
+    assert "the shared server is gone" in (first.error or "")
     again = await hold(shared, call("remember", name="code", text="4711"), "Done.", trials=2)
     assert [(item.end, item.value) for item in again] == [("user_stop", 1.0)] * 2
     [(_, session)] = shared._shared.values()
@@ -287,7 +287,7 @@ async def test_wishes_are_drafted_and_become_a_corpus(tmp_path: Path) -> None:
     assert told == [
         "wish 1: checks: there is no tool no_such",
         "wish 1: ok after 1 repairs",
-        "wish 2: that wish is there already",
+        "wish 2: that wish exists already",
         "wish 2: ok after 1 repairs",
     ]
     agent, user = tmp_path / "agent.jsonl", tmp_path / "user.jsonl"

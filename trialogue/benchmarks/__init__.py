@@ -1,1 +1,1 @@
-"""Benchmarks of other people, one room each: their worlds, their loop rules and their graders."""
+"""Published benchmarks, one package each: their environments, conversation rules and graders."""

@@ -1,4 +1,4 @@
-"""Finding a benchmark's data: a folder that the user names, or one that an installed package brings along."""
+"""Find and read a benchmark's data: in a folder that the user names or in an installed package."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DATA = (".json", ".toml")
 
 
 class Missing(ConfigError):
-    """A file that is not there; some may be left out."""
+    """A file is missing. Some files are optional."""
 
 
 def find_data(
     data: str | None, places: Sequence[str], name: str, help: str, package: str | None = None
 ) -> Path:
-    """The first of `places` below the named folder that exists; `package` is `module/folder` of a package
-    that brings the data along and is looked at without being imported."""
+    """The first of `places` that exists below the named folder. `package` is `module/folder` of a package
+    that contains the data; it is found without being imported."""
     given = data or os.environ.get(VARIABLE)
     roots = [Path(given).expanduser()] if given else []
     if not roots and package is not None:
@@ -48,7 +48,7 @@ def find_data(
 
 
 def find_version(folder: Path) -> str:
-    """The version of the package or checkout that a folder lies in, and its commit where there is one."""
+    """The version of the package or checkout that contains a folder, and its commit if it has one."""
     for place in (folder, *folder.parents[:6]):
         found = sorted(place.parent.glob(f"{place.name}-*.dist-info"))
         if found:
@@ -60,7 +60,7 @@ def find_version(folder: Path) -> str:
 
 
 def _read_declared(folder: Path) -> str | None:
-    """The version that a project's files declare."""
+    """The version declared in a project's files."""
     for name in ("pyproject.toml", "setup.py"):
         file = folder / name
         found = file.is_file() and re.search(
@@ -72,7 +72,7 @@ def _read_declared(folder: Path) -> str | None:
 
 
 def _read_commit(folder: Path) -> str | None:
-    """The commit that is checked out."""
+    """The commit checked out."""
     try:
         head = (folder / "HEAD").read_text(encoding="utf-8").strip()
     except OSError:
@@ -133,7 +133,7 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def read_python(path: Path) -> ast.Module:
-    """The syntax tree of a Python file, which is never run."""
+    """The syntax tree of a Python file. The file is never run."""
     with reading(path, ConfigError):
         return from_python(_unpack(path))
 

@@ -1,6 +1,6 @@
-"""Grading conversations that were recorded elsewhere, in the formats their benchmarks write.
+"""Grade conversations that were recorded by other programs, in the formats of their benchmarks.
 
-Every recorded call is carried out again; what comes out different from the record is told.
+Every recorded call is executed again. Results that differ from the record are reported.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FORMATS = {
     "tau": "trialogue.benchmarks.tau.tau1.recorded:score_tau1_file",
     "tau2": "trialogue.benchmarks.tau.tau2.recorded:score_tau2_file",
 }
-"""Benchmark → function of (file, name behind the colon, data folder). A further benchmark adds its line."""
+"""Benchmark → function of (file, name after the colon, data folder)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded conversation and the grade it gets."""
+    """One recorded conversation and its grade."""
 
     id: str
     reward: float | None
@@ -33,7 +33,7 @@ class Recorded:
     final_db_hash: str | None
     tool_mismatches: list[dict[str, Any]] = field(default_factory=lambda: [])
     more: dict[str, Any] = field(default_factory=lambda: {})
-    """What only some benchmarks have, such as the hashes of the user's own database."""
+    """Fields that only some benchmarks have, such as the hashes of the user's database."""
 
     def to_data(self) -> dict[str, Any]:
         shape = asdict(self)

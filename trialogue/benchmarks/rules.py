@@ -1,4 +1,4 @@
-"""Conversation rules that several benchmarks share: their own caps replace the counts of `limits`."""
+"""Conversation rules shared by several benchmarks: their own caps replace the counts of `limits`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the worlds of TAU-bench and TAU2 have in common: databases whose tools take raw arguments.
+"""The databases of TAU-bench, TAU2 and ACEBench: their tools take unchecked arguments.
 
-Their authors check nothing before a tool runs, keep what a failing tool has changed so far, and compare
-whole databases by one hash. Records are plain dictionaries, normalised once when they are read.
+These benchmarks check nothing before a tool runs, keep the changes that a tool made before it failed, and
+compare whole databases by one hash. Records are plain dictionaries, normalized once when they are read.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ Plain = dict[str, Any]
 ToolKind = Literal["read", "write", "generic"]
 
 _TEXTS: WeakKeyDictionary[Store, dict[Slot, str]] = WeakKeyDictionary()
-"""The text of every record of a store that many databases share: their hashes differ in few of them."""
+"""The text of every record of a store that many databases share. It is hashed often and changes rarely."""
 _WHOLE = "*"
-"""Stands for a whole table among those texts."""
+"""Key of a whole table among these texts."""
 
 
 def to_official_text(value: Any) -> str:
-    """JSON as `json.dumps` writes it, with sorted keys: what the benchmarks hash."""
+    """JSON with sorted keys, as the benchmarks hash it."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 class Toolkit(Database):
-    """A database in the manner of TAU-bench: any exception of a tool is its answer."""
+    """A database whose tools return any exception as their answer, as in TAU-bench."""
 
     shapes: ClassVar[Mapping[str, type[BaseModel]]] = {}
-    """What the records of each table, or each single value, look like; reading fills in defaults."""
+    """The type of each table's records, or of a single value. Reading fills in defaults."""
     notes: ClassVar[Mapping[str, str]] = {}
-    """What parameters mean, by name, where the docstring of a tool does not say it."""
+    """Descriptions of parameters by name, for tools whose docstring has none."""
     generic: ClassVar[frozenset[str]] = frozenset({"calculate", "transfer_to_human_agents"})
-    """Tools that neither look anything up nor write."""
+    """Tools that neither read nor write records."""
 
     @classmethod
     def _validate(cls, slot: Slot, value: Any) -> Any:
@@ -64,10 +64,10 @@ class Toolkit(Database):
         return value.model_dump()
 
     def carry(self, prepared: Any) -> None:
-        """Take over what a set-up left behind besides the records."""
+        """Copy the state that a set-up left outside the records."""
 
     def do(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Run a set-up function or assertion of a task; what it changes before it fails stays changed."""
+        """Run a set-up function or assertion of a task. Changes made before a failure are kept."""
         method = None if name.startswith("_") or hasattr(Toolkit, name) else getattr(type(self), name, None)
         if not callable(method):
             raise DomainError(f"{type(self).__name__} has no method '{name}'")
@@ -76,7 +76,7 @@ class Toolkit(Database):
     # -- one record --------------------------------------------------------------------------------------
 
     def look(self, table: str, key: str) -> Any:
-        """A record for reading only: it may be shared. None where there is none."""
+        """A record for reading only, because it may be shared. None if there is none."""
         found = self._peek((table, key))
         return None if found is GONE else found
 
@@ -85,19 +85,20 @@ class Toolkit(Database):
         return self._take((table, key))
 
     def lay(self, table: str, key: str, record: Any) -> None:
-        """Put a record where it belongs, as it is."""
+        """Store a record without checking it."""
         self._changes[table, key] = record
 
     def keys_where(self, table: str, field: str, value: Any) -> list[str]:
-        """Keys of the records whose field equals a value, in the table's order; the field never changes."""
+        """Keys of the records whose field equals a value, in the table's order. The field must never
+        change."""
         try:
             return self._store.find(table, field, value)
-        except TypeError:  # a value that cannot be looked up equals none
+        except TypeError:  # an unhashable value equals no key
             return []
 
     @staticmethod
     def show(result: Any) -> str:
-        """What the caller reads of a result that is no text."""
+        """The text that the caller gets for a result that is not text."""
         return json.dumps(result)
 
     # -- comparing as the benchmarks do ------------------------------------------------------------------
@@ -108,12 +109,12 @@ class Toolkit(Database):
 
     @staticmethod
     def write(value: Any) -> str:
-        """One value in the text that is hashed."""
+        """One value as hashed text."""
         return to_official_text(value)
 
     @staticmethod
     def bind(parts: list[tuple[str, str]]) -> str:
-        """Named parts as one value of that text."""
+        """Named parts joined to one value of the hashed text."""
         return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in parts)}}}"
 
     def hash_whole(self) -> str:
@@ -121,9 +122,9 @@ class Toolkit(Database):
         return hashlib.sha256(to_official_text(self.to_official()).encode()).hexdigest()
 
     def official_hash(self) -> str:
-        """The sha256 the benchmark itself would give: the text of the whole database with sorted keys.
+        """The benchmark's own SHA-256 of the whole database.
 
-        Only the records this database has touched are written out anew.
+        Only the records that this database has touched are serialized again.
         """
         layers = [self._changes]
         root = self._store
@@ -146,7 +147,7 @@ class Toolkit(Database):
         return hashlib.sha256(self.bind(parts).encode()).hexdigest()
 
     def _to_part(self, name: str, root: Store, known: Mapping[Slot, str]) -> str:
-        """One table, or one single value, of the text that is hashed."""
+        """One table, or one single value, as hashed text."""
         if name not in self._tables:
             return self.write(self._peek(("", name)))
         records: list[tuple[str, str]] = []
@@ -159,7 +160,7 @@ class Toolkit(Database):
 
 
 def kind_of(toolkit: type[Toolkit], name: str) -> ToolKind:
-    """How the benchmark classes a tool."""
+    """The benchmark's class of a tool."""
     if name in toolkit.generic:
         return "generic"
     return "write" if toolkit.tools[name].writes else "read"
@@ -167,8 +168,8 @@ def kind_of(toolkit: type[Toolkit], name: str) -> ToolKind:
 
 @cache
 def to_raw_tools(toolkit: type[Toolkit]) -> Mapping[str, Tool]:
-    """The tools of a toolkit as its benchmark offers them: schemas with titles and definitions, and no
-    check of the arguments before the method runs."""
+    """The tools of a toolkit as its benchmark offers them: schemas contain titles and definitions, and
+    arguments are not checked before the method runs."""
     return MappingProxyType({name: _to_raw_tool(toolkit, tool) for name, tool in toolkit.tools.items()})
 
 

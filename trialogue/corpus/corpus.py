@@ -1,7 +1,8 @@
-"""A corpus of conversations: what is taken in, what is left out and why, and the files others read.
+"""A corpus of conversations: which ones are accepted, why others are rejected, and the files it is exported
+to.
 
-Every decision is made in the order of the tasks, so that it does not depend on which conversation was over
-first or how often a run was stopped.
+Decisions are made in the order of the tasks. So they depend neither on which conversation ended first nor on
+how often the run was stopped.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -46,7 +47,7 @@ def to_messages(trajectory: Trajectory, domain: Domain) -> list[Message]:
 
 
 def to_said_text(trajectory: Trajectory) -> str:
-    """What was said and called, without the marks that differ from one recording to another."""
+    """Words and calls of a conversation, without ids that differ between recordings."""
     lines: list[str] = []
     for turn in trajectory.turns:
         message = turn.message
@@ -59,7 +60,7 @@ def to_said_text(trajectory: Trajectory) -> str:
 
 
 class Doubles:
-    """Finds conversations that are there already: equal ones by hash, similar ones by their word triples."""
+    """Finds duplicates: equal conversations by hash, similar ones by their word triples."""
 
     def __init__(self, similar: float) -> None:
         self._equal: dict[str, str] = {}
@@ -72,7 +73,7 @@ class Doubles:
             self._prints: dict[str, Any] = {}
 
     def find(self, trajectory: Trajectory) -> tuple[str, str] | None:
-        """(reason, id of the earlier one) where there is one; else it is remembered."""
+        """(reason, id of the earlier conversation) for a duplicate; otherwise remember it and return None."""
         text = to_said_text(trajectory)
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         if digest in self._equal:
@@ -109,11 +110,11 @@ def to_fingerprint(text: str) -> Any:
 
 
 _SHARED = 8
-"""Words in a row that nobody writes twice by chance."""
+"""Number of consecutive words that do not repeat by chance."""
 
 
 class Forbidden:
-    """Tasks that must not be taught: the sets a model will be tested on."""
+    """Tasks that must not be trained on: the sets that a model will be tested on."""
 
     def __init__(self, sets: Sequence[str], data: str | None) -> None:
         self._writes: dict[frozenset[str], str] = {}
@@ -135,7 +136,7 @@ class Forbidden:
         self.is_empty = not sets
 
     def find(self, trajectory: Trajectory, domain: Domain, usual: frozenset[str]) -> str | None:
-        """The forbidden task a conversation gives away: by its gold writes, or by eight words in a row."""
+        """The forbidden task that a conversation reveals by its gold writes or by eight consecutive words."""
         if self.is_empty:
             return None
         writes = find_writes(domain, trajectory.task)
@@ -149,20 +150,20 @@ class Forbidden:
 
 
 def to_phrases(text: str) -> set[str]:
-    """Every eight words in a row."""
+    """All sequences of eight words."""
     words = _WORD.findall(text.lower())
     return {" ".join(words[place : place + _SHARED]) for place in range(len(words) - _SHARED + 1)}
 
 
 def find_usual(tasks: Sequence[Task]) -> frozenset[str]:
-    """Phrases that more than a twentieth of the tasks share: how a domain words them, not what they are."""
+    """Phrases in more than a twentieth of the tasks: they are the wording of the domain."""
     counts = Counter(phrase for task in tasks for phrase in to_phrases(task.instructions))
     return frozenset(phrase for phrase, count in counts.items() if count > max(2, len(tasks) / 20))
 
 
 @dataclass(slots=True)
 class Sieve:
-    """Decides conversation by conversation; what it lets through it remembers."""
+    """Decides about conversations one by one and remembers the accepted ones."""
 
     domain: Domain
     settings: Synthesis
@@ -176,7 +177,7 @@ class Sieve:
         self.doubles = Doubles(self.settings.similar)
 
     def find_reason(self, trajectory: Trajectory) -> tuple[str, str] | None:
-        """Why a verified conversation is left out all the same: (reason, evidence)."""
+        """Why a verified conversation is rejected: (reason, evidence), or None."""
         given_away = self.forbidden.find(trajectory, self.domain, self.usual)
         if given_away:
             return "contaminated", given_away
@@ -192,7 +193,7 @@ class Sieve:
 
 
 def find_split(task: Task, settings: Synthesis, seed: int) -> str:
-    """`train` or `validation`: all conversations of a scenario are on one side, whatever else there is."""
+    """`train` or `validation`: all conversations of a scenario are in the same part."""
     scenario = task.family if settings.split_by == "family" else task.id
     chance = derive_seed(seed, "validation", scenario) / 2**48
     return "validation" if chance < settings.validation else "train"
@@ -202,16 +203,15 @@ def find_split(task: Task, settings: Synthesis, seed: int) -> str:
 
 
 def write_lines(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Trajectories as JSON lines; a crash leaves either the old file or the new one."""
+    """Write trajectories as JSON lines. After a crash the file is either the old or the new one."""
     write_records(path, [item.to_json() for item in trajectories])
 
 
 def write_parquet(path: Path, trajectories: Sequence[Trajectory], domain: Domain) -> None:
-    """Conversations in the OpenAI shape, as TRL and others read them: `messages` and `tools`.
+    """Write conversations in the OpenAI format that TRL and others read: `messages` and `tools`.
 
-    `tools` is JSON text: every row may have other tools, and a column of structures would give each tool the
-    parameters of all the others.
-    """
+    `tools` is JSON text, because rows may have different tools and a column of structures would give each
+    tool the parameters of all others."""
     import pyarrow
     from pyarrow import parquet
 

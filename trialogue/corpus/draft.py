@@ -1,9 +1,8 @@
-"""Drafting a scenario with a language model: from a short brief to a folder that people review and correct.
+"""Draft a scenario with a language model: from a short brief to a folder that people review and correct.
 
-Tables, then tools, then the policy, then tasks, each with a small database of its own. Every draft is
-checked; one that is wrong goes back with what is wrong about it, a bounded number of times, then it is \
-refused.
-A folder that is there already, a drafted scenario or an MCP server, only gets further tasks.
+First the tables are drafted, then the tools, the policy, and tasks with a small database each. Every draft is
+checked. A wrong one is returned to the model with the problem, a limited number of times. An existing folder,
+a drafted scenario or an MCP server, only gets more tasks.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class _Wish(Frozen):
 
 
 class Drafter:
-    """Asks a model for drafts and does not take what cannot be used."""
+    """Asks a model for drafts and refuses unusable ones."""
 
     def __init__(self, model: Model, repairs: int, watch: Watch | None = None) -> None:
         self.model = model
@@ -82,7 +81,7 @@ class Drafter:
         self.repaired = 0
 
     async def ask(self, what: str, prompt: str, read: Callable[[Any], T]) -> T:
-        """A draft that `read` accepts. What is wrong goes back to the model, a bounded number of times."""
+        """A draft that `read` accepts. Problems are returned to the model, a limited number of times."""
         turns = [_say("system", PROMPTS["form"]), _say("user", prompt)]
         problem = ""
         for attempt in range(self.repairs + 1):
@@ -131,12 +130,12 @@ class Drafter:
         return scenario, policy.policy.rstrip() + "\n"
 
     async def draft_task(self, domain: Domain, number: int, earlier: Sequence[Task]) -> Task:
-        """One more task: with a database of its own where the tools are simulated, else a mere wish."""
+        """Draft one more task: with its own database if the tools are simulated, else only a wish."""
         known = {" ".join(task.instructions.lower().split()) for task in earlier}
 
         def is_double(wish: str) -> None:
             if " ".join(wish.lower().split()) in known:
-                raise ValueError("that wish is there already")
+                raise ValueError("that wish exists already")
 
         told = "; ".join(f"«{task.instructions[:120]}»" for task in earlier[-8:]) or "(there is none yet)"
         split = "train"
@@ -154,7 +153,7 @@ class Drafter:
                         re.compile(check.matches)
                     except re.error as error:
                         raise ValueError(
-                            f"checks: '{check.matches}' is no regular expression: {error}"
+                            f"checks: '{check.matches}' is not a regular expression: {error}"
                         ) from None
                 return Task(
                     id=f"wish-{number}",
@@ -212,7 +211,7 @@ def _say(role: Literal["system", "user", "assistant"], text: str) -> Turn:
 
 
 def _say_nothing(text: str) -> None:
-    """For nobody who watches."""
+    """The default of `watch`."""
 
 
 def _read_object(answer: str) -> dict[str, Any]:
@@ -222,7 +221,7 @@ def _read_object(answer: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return cast("dict[str, Any]", value)
 
 
@@ -231,13 +230,15 @@ def _show_tools(scenario: Scenario) -> str:
 
 
 def read_brief(folder: Path, file: str | None) -> str | None:
-    """What a new scenario is about; None where the folder is there already."""
+    """The brief of a new scenario; None if the folder exists already."""
     if folder.exists():
         return None
     if file is None:
-        raise ConfigError(f"{folder} does not exist; say in a file what it is to be about: --brief FILE")
+        raise ConfigError(f"{folder} does not exist; describe the new scenario in a file: --brief FILE")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", folder.name):
-        raise ConfigError(f"'{folder.name}' is no name for a domain: use small letters, digits and _")
+        raise ConfigError(
+            f"'{folder.name}' is not a valid name for a domain: use small letters, digits and _"
+        )
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -245,7 +246,7 @@ def read_brief(folder: Path, file: str | None) -> str | None:
 
 
 def write_folder(folder: Path, brief: str, scenario: Scenario, policy: str, model: str) -> None:
-    """The folder of a new scenario, without tasks yet."""
+    """Write the folder of a new scenario, without tasks."""
     folder.mkdir(parents=True)
     files = {
         FILE: scenario.model_dump_json(indent=2, exclude_defaults=True) + "\n",
@@ -259,7 +260,7 @@ def write_folder(folder: Path, brief: str, scenario: Scenario, policy: str, mode
 
 
 async def draft(config: DraftConfig, model: Model, watch: Watch | None = None) -> dict[str, Any]:
-    """Draft a scenario into a new folder, or further tasks into one that is there. What is finished stays."""
+    """Draft a scenario into a new folder, or more tasks into an existing one. Finished drafts are kept."""
     folder = Path(config.folder)
     drafter = Drafter(model, config.repairs, watch)
     brief = read_brief(folder, config.brief)
@@ -269,7 +270,7 @@ async def draft(config: DraftConfig, model: Model, watch: Watch | None = None) -
     domain = find_domain(str(folder))
     if domain.source == "domain":
         raise ConfigError(
-            f"{folder} is a domain with code of its own; only scenarios and MCP servers are drafted"
+            f"{folder} is a domain with its own code; only scenarios and MCP servers can be drafted"
         )
     tasks = _read_tasks(domain)
     for _ in range(config.tasks):

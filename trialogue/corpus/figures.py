@@ -1,7 +1,7 @@
-"""Figures derived again: what a run says of itself, compared with what follows from its conversations.
+"""Recompute the figures of a run from its conversations and compare them with the recorded ones.
 
-Everything is computed from the records alone: no domain is loaded, rewards are the recorded ones (`score`
-grades again). What only the machine knew, such as losses, does not follow from conversations.
+Only records are used: no domain is loaded, and rewards are the recorded ones (`score` grades again). Figures
+such as losses cannot be recomputed from conversations.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trialogue.score.metrics import find_prices, summarize
 from trialogue.trajectory import Group, Trajectory
 
 TOLERANCE = 1e-9
-"""Relative; sums may be rounded otherwise by another version of Python."""
+"""Relative tolerance: another version of Python may round sums differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureDifference:
-    """A figure on record that does not follow from the conversations."""
+    """A recorded figure that differs from the recomputed one."""
 
     file: str
     line: int | None
@@ -55,15 +55,15 @@ class FigureDifference:
 
 @dataclass(slots=True)
 class Derived:
-    """What was compared, what differs, and which figures do not follow from conversations."""
+    """The number of compared figures, the differences, and the figures that cannot be recomputed."""
 
     compared: int = 0
     differences: list[FigureDifference] = field(default_factory=list[FigureDifference])
     taken: set[str] = field(default_factory=set[str])
-    """Names of figures that were taken as they are."""
+    """Names of figures that were not checked."""
 
     def compare(self, file: str, line: int | None, recorded: dict[str, Any], derived: dict[str, Any]) -> None:
-        """Compare an object of figures with those derived again."""
+        """Compare recorded figures with recomputed ones."""
         self.taken |= recorded.keys() - derived.keys()
         for name, value in json.loads(json.dumps(derived)).items():
             if name not in recorded:
@@ -78,7 +78,7 @@ class Derived:
 
 
 def derive(run: Path) -> Derived:
-    """Derive every figure of a run again that follows from its conversations, and compare."""
+    """Recompute all figures of a run that depend only on its conversations, and compare."""
     derived = Derived()
     with reading(run, RunError):
         _derive(run, derived)
@@ -94,7 +94,7 @@ def _derive(run: Path, derived: Derived) -> None:
     elif kind in ("train", "sft"):
         _derive_steps(run, kind, derived)
     else:
-        raise RunError(f"{run} is a run of kind '{kind}', whose figures are another program's")
+        raise RunError(f"{run} is a run of kind '{kind}', whose figures come from another program")
     _derive_index(run, derived)
     _derive_timings(run, derived)
 
@@ -127,7 +127,7 @@ def _derive_synthesis(run: Path, derived: Derived) -> None:
 
 
 def _compare_result(run: Path, derived: Derived, figures: dict[str, Any]) -> None:
-    """`result.json` and the one line of `metrics.jsonl`, which is equal to it."""
+    """Compare `result.json` and the only line of `metrics.jsonl`, which must be equal to it."""
     file = run / "result.json"
     if not file.exists():
         return
@@ -158,7 +158,7 @@ def _derive_steps(run: Path, kind: str, derived: Derived) -> None:
 
 
 def _measure_flow(groups: Sequence[Group]) -> dict[str, Any]:
-    """What became of the conversations of a step, as far as they tell."""
+    """How many conversations of a step were trained on or cut, as far as the records tell."""
     held = [item for group in groups for item in group.trajectories]
     failed = [item for group in groups for item in group.failed]
     learned = [item for item in [*held, *failed] if "advantage" in item.meta]
@@ -169,7 +169,7 @@ def _measure_flow(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _derive_index(run: Path, derived: Derived) -> None:
-    """What a list of conversations shows of each."""
+    """Compare `index.jsonl` with entries made from the conversations."""
     entries = {json.dumps(json.loads(line), sort_keys=True) for line in remake_index(find_files(run))}
     file = run / "index.jsonl"
     for number, line in read_lines(file) if file.exists() else ():
@@ -184,7 +184,7 @@ def _derive_index(run: Path, derived: Derived) -> None:
 
 
 def _derive_timings(run: Path, derived: Derived) -> None:
-    """That seconds are on record for every conversation, and for no other."""
+    """Check that seconds are recorded for every conversation and for no other."""
     _, seconds = read_seconds(run)
     held = {item.id for item in read_all(run)}
     derived.compared += len(held)
@@ -194,7 +194,7 @@ def _derive_timings(run: Path, derived: Derived) -> None:
 
 
 def read_all(run: Path) -> Iterator[Trajectory]:
-    """The conversations of a run; none where it holds none."""
+    """The conversations of a run; empty if it has none."""
     return (item for file in find_files(run) for item in read_trajectories(file))
 
 
@@ -211,7 +211,7 @@ def _sort(items: Iterator[Trajectory] | list[Trajectory]) -> tuple[list[Trajecto
 
 
 def to_groups(items: Sequence[Trajectory]) -> list[Group]:
-    """The groups of a step's conversations: those of one task that were begun together."""
+    """The groups of a step's conversations: those of one task that started together."""
     parts: dict[tuple[str, str], list[Trajectory]] = {}
     for item in items:
         parts.setdefault((item.id.partition("/")[0], item.task.id), []).append(item)

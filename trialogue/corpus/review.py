@@ -1,4 +1,4 @@
-"""Verdicts about conversations: by program, by a judge with a rubric, by a person; kept beside the run."""
+"""Verdicts about conversations by a program, a judge with a rubric, or a person, stored beside the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stage = Literal["program", "sift", "judge", "review"]
 
 
 class Verdict(Frozen):
-    """What one stage says about one conversation."""
+    """The verdict of one stage about one conversation."""
 
     id: str
     stage: Stage
@@ -32,13 +32,13 @@ class Verdict(Frozen):
     reasons: tuple[str, ...] = ()
     note: str = ""
     by: str = ""
-    """The model or person who says so."""
+    """The model or person that gave the verdict."""
     scores: dict[str, int] = {}
     flaws: tuple[Flaw, ...] = ()
 
 
 class Verdicts:
-    """The verdicts on record in a folder: a later one of the same stage takes the place of an earlier one."""
+    """The recorded verdicts of a folder. A later verdict of the same stage replaces an earlier one."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "verdicts.jsonl" if path.is_dir() else path.with_suffix(".verdicts.jsonl")
@@ -51,14 +51,14 @@ class Verdicts:
                 verdict = Verdict.model_validate(line)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                raise RunError(f"{self.file}, line {number}: no verdict: {first['msg']}") from None
+                raise RunError(f"{self.file}, line {number}: not a verdict: {first['msg']}") from None
             self._known[verdict.id, verdict.stage] = verdict
 
     def has(self, identity: str, stage: Stage) -> bool:
         return (identity, stage) in self._known
 
     def find(self, identity: str) -> list[Verdict]:
-        """The judge's and the reviewer's verdict of a conversation, where there are any."""
+        """The verdicts of the judge and the reviewer about a conversation, if any."""
         stages: tuple[Stage, ...] = ("judge", "review")
         return [self._known[identity, stage] for stage in stages if (identity, stage) in self._known]
 
@@ -74,7 +74,7 @@ def review(
     ask: Callable[[str], str],
     by: str,
 ) -> int:
-    """Let a person decide about conversations, one after the other; gives how many were decided."""
+    """Let a person decide about conversations one by one. Returns the number of decisions."""
     waiting = [item for item in trajectories if not verdicts.has(item.id, "review")]
     decided = 0
     for number, item in enumerate(waiting, 1):
@@ -90,7 +90,7 @@ def review(
                 break
             accepted = {"a": True, "accept": True, "r": False, "reject": False}.get(word)
             if accepted is None or (not accepted and not note.strip()):
-                continue  # asked again: a rejection needs its reason
+                continue  # ask again: a rejection needs a reason
             reasons = () if accepted else (note.strip(),)
             verdicts.add(
                 Verdict(
@@ -103,7 +103,7 @@ def review(
 
 
 def write_reviewed(file: Path, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Beside a JSONL file: what was accepted and what was rejected, each conversation with its verdict."""
+    """Write accepted and rejected conversations with their verdicts beside a JSONL file."""
     verdicts = Verdicts(file)
     counts: dict[str, Any] = {}
     for name, wanted in (("accepted", True), ("rejected", False)):
@@ -128,7 +128,7 @@ QUESTION = "a [NOTE] accept · r REASON reject · s skip · q stop > "
 
 PROMPTS: dict[str, Any] = read_table(__file__, "prompts.toml")["judge"]
 RUBRIC: dict[str, str] = PROMPTS["rubric"]
-"""What a judge looks at: each gets 1 (bad) to 5 (good)."""
+"""The points of a judge: each gets a score from 1 (bad) to 5 (good)."""
 LOWEST = 4
 """A lower score in any point rejects a conversation."""
 
@@ -146,7 +146,7 @@ class _Score(Frozen):
 async def judge_all(
     trajectories: Sequence[Trajectory], domain: Domain, judge: ModelSource, name: str, at_once: int = 32
 ) -> AsyncGenerator[Verdict]:
-    """Have conversations judged, several at once; a judge that cannot be understood is an error."""
+    """Judge several conversations at the same time. An unreadable answer is an error."""
     room = asyncio.Semaphore(at_once)
 
     async def one(item: Trajectory) -> Verdict:
@@ -164,7 +164,7 @@ async def judge_all(
 
 
 async def judge_one(trajectory: Trajectory, domain: Domain, model: Model, name: str) -> Verdict:
-    """One conversation before the judge. An answer that is no judgement is asked for once more."""
+    """Judge one conversation. An unreadable answer is asked for once more."""
     rubric = "\n".join(f"- {point}: {meaning}" for point, meaning in RUBRIC.items())
     keys = ", ".join(f'"{point}": 1-5' for point in RUBRIC)
     system = PROMPTS["instructions"].format(rubric=rubric, keys=keys)
@@ -186,11 +186,11 @@ async def judge_one(trajectory: Trajectory, domain: Domain, model: Model, name: 
                     message=Message(role="user", content=f"{problem}. Answer with the JSON object."),
                 ),
             ]
-    raise ModelError(f"the judge {name} cannot be understood: {problem}", "judge")
+    raise ModelError(f"the answer of the judge {name} cannot be read: {problem}", "judge")
 
 
 def read_judgement(identity: str, answer: str, name: str) -> Verdict:
-    """A judge's answer as a verdict."""
+    """Convert a judge's answer to a verdict."""
     found = find_object(answer)
     try:
         judgement = _Judgement.model_validate(from_json(found) if found else None)
@@ -198,7 +198,7 @@ def read_judgement(identity: str, answer: str, name: str) -> Verdict:
             _Score(value=value)
     except (ValueError, RecursionError) as error:
         line = str(error).splitlines()[0]
-        raise GradeError(f"'{answer[:80]}' is no judgement: {line}") from None
+        raise GradeError(f"'{answer[:80]}' is not a judgement: {line}") from None
     missing = sorted(set(RUBRIC) - set(judgement.scores))
     if missing:
         raise GradeError(f"the judgement has no score for {', '.join(missing)}")

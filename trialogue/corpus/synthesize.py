@@ -1,10 +1,10 @@
-"""Synthesis: conversations of a teacher, verified, sifted and written down as a corpus to imitate.
+"""Synthesis: sample conversations of a teacher, verify and filter them, and write a corpus to imitate.
 
-    hold ─► reward ─► verify (score.verify) ─► sift (learn.corpus) ─► judge ─► review ─► accepted, rejected
+    rollout ─► reward ─► verify (corpus.verify) ─► sift (corpus.corpus) ─► judge ─► review ─► accepted,
+    rejected
 
-What is held goes to `trajectories/synthesize.jsonl` at once, so a run that is killed goes on where it was.
-Everything after it is worked out anew from that file and from the verdicts on record.
-"""
+Conversations are written to `trajectories/synthesize.jsonl` at once, so a killed run can be resumed. All
+later stages are computed again from that file and the recorded verdicts."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ from trialogue.world.domain import Domain, Environment
 from trialogue.world.find import find_domain
 
 Watch = Callable[[int, int, int], None]
-"""Told after each conversation how many were held, how many of them are verified, and how many are wanted."""
+"""Called after each conversation with the numbers of held, verified and wanted conversations."""
 FILE = "trajectories/synthesize.jsonl"
 TOLD = 256
-"""From how many tasks the prompts are collected: there may be many, and all are told the same."""
+"""Number of tasks whose prompts are collected: all tasks have the same prompts."""
 
 
 async def synthesize(
@@ -71,7 +71,7 @@ async def synthesize(
     started: Callable[[Path], None] | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Hold conversations until enough are accepted or the budget is spent; gives the figures."""
+    """Sample conversations until enough are accepted or the budget is spent. Returns the figures."""
     began = written = monotonic()
     config = settle(config, "synthesize", resume)
     domain, parties = open_parties(config)
@@ -167,14 +167,14 @@ async def synthesize(
         run.add_seconds(monotonic() - began)
         raise
     finally:
-        with suppress(RunError):  # on a full disk there is another error to tell
+        with suppress(RunError):  # on a full disk another error is raised
             run.add_ledger(account.take())
         await parties.close()
         run.close(state)
 
 
 def grade_if_expected(task: Task, trajectory: Trajectory, environment: Environment) -> Any:
-    """A reward where the task says what is to come of it; a mere wish has none."""
+    """The reward of a task that expects something. A mere wish has none."""
     if environment.domain.reward is None and task.expected == Expected():
         return None
     return grade(task, trajectory, environment)
@@ -182,17 +182,17 @@ def grade_if_expected(task: Task, trajectory: Trajectory, environment: Environme
 
 @dataclass(slots=True)
 class Sifted:
-    """What was decided: accepted and rejected conversations, each with its verdicts."""
+    """Accepted and rejected conversations with their verdicts."""
 
     accepted: list[Trajectory] = field(default_factory=lambda: [])
     rejected: list[Trajectory] = field(default_factory=lambda: [])
     reasons: Counter[str] = field(default_factory=Counter[str])
     reasons_of: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """Why each of the rejected ones was."""
+    """Id of a rejected conversation → reasons."""
 
 
 class Workshop:
-    """All conversations of a run, verified as they come."""
+    """All conversations of a run, each verified when it is added."""
 
     def __init__(self, config: SynthesizeConfig, domain: Domain) -> None:
         self.config = config
@@ -205,7 +205,7 @@ class Workshop:
             wanted.split, count, config.seed, levels=wanted.levels, families=wanted.families
         )
         if not self.tasks:
-            raise ConfigError(f"{domain.name} has no such tasks in split '{wanted.split}'")
+            raise ConfigError(f"{domain.name} has no matching tasks in split '{wanted.split}'")
         self.forbidden = Forbidden(config.synthesize.against, config.data)
         self.usual = frozenset[str]() if self.forbidden.is_empty else find_usual(self.tasks)
         self.held: list[Trajectory] = []
@@ -215,7 +215,7 @@ class Workshop:
         self._verdicts: dict[str, Verdict] = {}
 
     def take(self, item: Trajectory) -> None:
-        """Count a conversation in and verify it."""
+        """Add a conversation and verify it."""
         self.held.append(item)
         if item.end == "error":
             self.failures[item.task.id, item.trial] += 1
@@ -245,7 +245,7 @@ class Workshop:
         return Verdict(id=item.id, stage="program", accepted=not flaws, reasons=reasons, flaws=tuple(flaws))
 
     def sift(self, verdicts: Verdicts) -> Sifted:
-        """Decide about everything held so far, in the order of the tasks."""
+        """Decide about all conversations so far, in the order of the tasks."""
         families = len({task.family for task in self.tasks})
         sieve = Sieve(self.domain, self.config.synthesize, families, self.forbidden, self.usual)
         sifted = Sifted()
@@ -275,7 +275,7 @@ class Workshop:
         return sifted
 
     def _describe(self, item: Trajectory, passed: Sequence[Verdict]) -> Trajectory:
-        """The conversation with its verdicts, where it came from, and which part of the corpus it is in."""
+        """The conversation with its verdicts, its provenance and its part of the corpus."""
         verdicts = [
             verdict.model_dump(mode="json", exclude_defaults=True, exclude={"id"}) for verdict in passed
         ]
@@ -319,7 +319,7 @@ def to_hash(text: str) -> str:
 
 
 def to_spent(item: Trajectory, who: str, model: str, price: PriceOf) -> dict[str, Any]:
-    """Tokens and money that one side of a conversation, or its simulated tools, took."""
+    """Tokens and money spent by one side of a conversation or by its simulated tools."""
     name = model.removeprefix("openai:") if model.startswith("openai:") else None
     said = [("tools" if turn.message.role == "tool" else turn.side, turn) for turn in item.turns]
     used = [
@@ -362,7 +362,7 @@ def to_corpus_figures(
     rejected: Sequence[Trajectory],
     reasons: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The figures of a corpus, from what is on record."""
+    """The figures of a corpus, from its records."""
     wall, _ = read_seconds(path)
     prompts = read_prompts(path)
     splits = Counter(item.meta["split"] for item in accepted)
@@ -390,7 +390,7 @@ def to_corpus_figures(
 
 
 def to_decisions(sifted: Sifted) -> Iterator[dict[str, Any]]:
-    """A short line for each conversation: whether it was taken, why not, and every verdict about it."""
+    """One line per conversation: whether it was accepted, the reasons if not, and all verdicts."""
     for item in (*sifted.accepted, *sifted.rejected):
         verdicts: list[dict[str, Any]] = item.meta["verdicts"]
         reasons = sifted.reasons_of.get(item.id, [])
@@ -398,8 +398,8 @@ def to_decisions(sifted: Sifted) -> Iterator[dict[str, Any]]:
 
 
 def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
-    """The settings of a run whose conversations are decided about. No model is asked, but the domain is
-    loaded: where that runs code of the record's choice, the record has to be trusted."""
+    """The settings of a run that is decided about again. No model is asked, but the domain is loaded: if the
+    record names code to run, it must be trusted."""
     refuse_injured(path)
     config = read_config(SynthesizeConfig, path)
     opened = SynthesizeConfig(
@@ -411,7 +411,7 @@ def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
 
 
 def decide_again(path: Path, *, trust: bool = False) -> dict[str, Any]:
-    """Work the corpus of a run out anew, after a person has reviewed some of it."""
+    """Compute the corpus of a run again, after a person has reviewed some conversations."""
     config = read_decided(path, trust=trust)
     domain = with_reward(find_domain(config.domain, config.data), config.reward.name)
     domain = dress(domain, config.user)

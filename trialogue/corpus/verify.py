@@ -1,7 +1,7 @@
-"""Verification by program: what is wrong with a recorded conversation that its reward may not show.
+"""Check a recorded conversation for flaws that its reward may not show.
 
-Each check reads the conversation as the agent saw it and leaves evidence: which turn, and what is wrong.
-The checks understand plain English sentences; where a policy does not ask for a confirmation, none is missed.
+Each check reads the conversation as the agent saw it and reports the turn and the flaw. Checks of sentences
+understand English only. Confirmations are required only if the policy requires them.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -54,7 +54,7 @@ FREE_TEXT = Synthesis().free_text
 
 
 class Flaw(Frozen):
-    """Something wrong, and where it shows."""
+    """A flaw and the turn in which it occurs."""
 
     check: Check
     turn: int
@@ -62,7 +62,7 @@ class Flaw(Frozen):
 
 
 def verify(trajectory: Trajectory, domain: Domain, free_text: Sequence[str] = FREE_TEXT) -> list[Flaw]:
-    """Everything wrong with a conversation, in the order of its turns."""
+    """All flaws of a conversation, in the order of its turns."""
     environment = domain.open(trajectory.task)
     reading = _Reading(environment, frozenset(free_text))
     for number, turn in enumerate(trajectory.turns):
@@ -81,7 +81,7 @@ def verify(trajectory: Trajectory, domain: Domain, free_text: Sequence[str] = FR
 
 
 def find_replay_problems(trajectory: Trajectory, environment: Environment) -> Iterator[Flaw]:
-    """Whether the calls, carried out on a fresh world, give what is on record, and the reward too."""
+    """Differences between the record and its calls and reward in a fresh environment."""
     last = len(trajectory.turns) - 1
     try:
         reward, mismatches = regrade(trajectory, environment)
@@ -90,7 +90,7 @@ def find_replay_problems(trajectory: Trajectory, environment: Environment) -> It
         return
     for text in mismatches:
         yield Flaw(check="replay", turn=last, text=shorten(text))
-    if isinstance(reward, PendingReward):  # a judge would have to be asked: what was recorded stands
+    if isinstance(reward, PendingReward):  # do not ask a judge; use the recorded reward
         reward.close()
         reward = trajectory.reward
     if reward is not None and not reward.is_success:
@@ -99,7 +99,7 @@ def find_replay_problems(trajectory: Trajectory, environment: Environment) -> It
 
 
 def find_simulation_problems(trajectory: Trajectory, environment: SimulatedEnvironment) -> Iterator[Flaw]:
-    """What simulated tools said against the database they answer from."""
+    """Answers of simulated tools that contradict their database."""
     steps = environment.retrace(trajectory)
     last = len(trajectory.turns) - 1
     while True:
@@ -134,7 +134,7 @@ _NO = re.compile(
 _LOOKS = re.compile(
     r"^(?:find|get|list|look|search|read|show|check|verify|identify|calculate)(?:_|$)", re.IGNORECASE
 )
-"""Tools that look something up: what they leave behind is nothing a user has to agree to."""
+"""Tools that only look something up: the user does not have to confirm them."""
 _CLAIMS = re.compile(
     r"\b(?:has|have) (?:now |just |successfully )*been \w+(?:ed|en|id|et|de)\b"
     r"|\b(?:is|are) now \w+(?:ed|en)\b"
@@ -149,7 +149,7 @@ _STATES = re.compile(
 
 
 class _Reading:
-    """One conversation being read, turn by turn."""
+    """The state while a conversation is read turn by turn."""
 
     def __init__(self, environment: Environment, free_text: frozenset[str]) -> None:
         self.tools: Mapping[str, Tool] = environment.tools
@@ -167,10 +167,10 @@ class _Reading:
         """The agent's last words."""
         self.writes = 0
         self.refused = False
-        """The last write was refused, and none has succeeded since."""
+        """Whether the last write was refused."""
         self.waiting: list[ToolCall] = []
         self.made: set[str] = set()
-        """Calls since the user last spoke or something was written."""
+        """Calls since the last message of the user or the last write."""
         self.written: set[str] = set()
 
     def note(self, check: Check, turn: int, text: str) -> None:
@@ -236,7 +236,9 @@ class _Reading:
                 self._check_value(number, call.name, name, leaf, schema)
         changes = tool.writes and not tool.ends and not _LOOKS.search(tool.name)
         if self.demands and changes and not self.agreed:
-            self.note("confirmation", number, f"{call.name} changes something nobody said yes to")
+            self.note(
+                "confirmation", number, f"{call.name} changes something without a confirmation by the user"
+            )
         same = canonical([call.name, call.arguments])
         if same in self.made or same in self.written:
             self.note("repeated call", number, f"{call.name} was called with the same arguments before")
@@ -247,7 +249,7 @@ class _Reading:
     def _check_value(self, number: int, tool: str, name: str, leaf: Any, schema: Any) -> None:
         if is_permitted(leaf, schema) or self.grounds.holds(leaf):
             return
-        shown = f"{tool}: {name} = {shorten(repr(leaf))} was mentioned by nobody"
+        shown = f"{tool}: {name} = {shorten(repr(leaf))} was never mentioned"
         unknown = self.grounds.find_unknown(leaf)
         if isinstance(leaf, str) and any(any(sign.isdigit() for sign in piece) for piece in unknown):
             self.note("invented id", number, shown)
@@ -258,7 +260,7 @@ class _Reading:
 
     def _check_words(self, number: int, text: str) -> None:
         for value in self.grounds.find_unknown_values(text):
-            self.note("contradiction", number, f"{value} comes from no tool result and nobody said it")
+            self.note("contradiction", number, f"{value} is in no tool result and was never said")
         sentences = split_sentences(text)
         statements = [part for part in sentences if not part.endswith("?") and not PROPOSES.search(part)]
         for sentence in statements:
@@ -271,7 +273,7 @@ class _Reading:
             self.note("contradiction", number, f"it reports a change, but {what}")
 
     def _find_false_statements(self, sentence: str) -> Iterator[str]:
-        """Fields of a record that a sentence gives another value than the tools did."""
+        """Fields to which a sentence gives another value than the tools did."""
         stated = _STATES.search(sentence)
         if stated is None:
             return
@@ -279,7 +281,7 @@ class _Reading:
         before = sentence[: stated.start()]
         records = self.grounds.find_records(sentence)
         fields = () if REFUSES.search(sentence) else self.grounds.find_fields(before, records)
-        for field, known in fields:  # what cannot be done to a field says nothing of its value
+        for field, known in fields:  # what cannot be done to a field says nothing about its value
             if not any(self.grounds.states(sentence, each) for each in known):
                 yield f"it says the {field} is {shorten(value)}, the tools said {shorten(known[-1])}"
                 return
@@ -311,7 +313,7 @@ class _Reading:
 
 
 def find_choices(environment: Environment) -> Iterator[tuple[str, list[str]]]:
-    """The fields of the world's records that have one of a few texts."""
+    """The fields of records whose value is one of a few texts."""
     for schema in type(environment.database).schemas().values():
         for field, shape in schema.get("properties", {}).items():
             values = [value for value in shape.get("enum", ()) if isinstance(value, str)]
@@ -320,7 +322,7 @@ def find_choices(environment: Environment) -> Iterator[tuple[str, list[str]]]:
 
 
 def is_permitted(value: Any, schema: Any) -> bool:
-    """Whether a value needs no source: yes or no, nothing, one of a list, or the default."""
+    """Whether a value needs no source: a boolean, null, one of a list, or the default."""
     if value is None or isinstance(value, bool):
         return True
     if not isinstance(schema, dict):
@@ -334,7 +336,7 @@ def is_permitted(value: Any, schema: Any) -> bool:
 
 
 def find_schema_faults(tool: Tool, arguments: dict[str, Any]) -> list[str]:
-    """Where arguments break the tool's schema."""
+    """Violations of a tool's schema by arguments."""
     validator = _find_validator(canonical(tool.parameters))
     faults: list[str] = []
     for error in validator.iter_errors(arguments):

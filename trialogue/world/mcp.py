@@ -1,8 +1,8 @@
-"""MCP servers as worlds: a server's tools are the agent's, and every conversation has a server of its own.
+"""Domains whose tools come from an MCP server. Every conversation has its own server.
 
-A folder with `server.toml`, `policy.md` and `tasks.jsonl` is such a domain. The server runs in a working
-directory that is made for the conversation and removed after it, with next to nothing of our environment;
-what it does wrong (refuse, hang, die, answer without end) comes back to the agent as the text of an error.
+Such a domain is a folder with `server.toml`, `policy.md` and `tasks.jsonl`. The server runs in a temporary
+working directory, with few of our environment variables. If it refuses, hangs, dies or answers endlessly, the
+agent gets an error as text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FILE = "server.toml"
 FOLDER = "{folder}"
-"""Stands for the working directory in a command."""
+"""Placeholder for the working directory in a command."""
 
 
 class Server(Frozen):
@@ -45,23 +45,23 @@ class Server(Frozen):
     command: tuple[str, ...] = ()
     """Program and arguments of a server on standard input and output; {folder} is its working directory."""
     url: str | None = None
-    """Or the address of a server that speaks streamable HTTP."""
+    """Alternatively, the address of a server that uses streamable HTTP."""
     token_env: str | None = None
     """Environment variable that holds a bearer token for the address."""
     environment: dict[str, str] = {}
-    """Variables the program gets, besides PATH and a few harmless ones."""
+    """Environment variables of the program, in addition to PATH and a few harmless ones."""
     pass_environment: tuple[str, ...] = ()
-    """Names of our own variables that are handed on."""
+    """Names of our environment variables that the program gets too."""
     files: str | None = None
     """A folder whose contents are copied into each working directory."""
     isolation: Literal["conversation", "shared"] = "conversation"
-    """One process or session for each conversation, or one for all where the server keeps no state."""
+    """One process or session per conversation, or a shared one if the server keeps no state."""
     start_seconds: float = Field(default=30.0, gt=0)
     call_seconds: float = Field(default=30.0, gt=0)
     result_characters: int = Field(default=20_000, ge=100)
-    """What is longer is cut off, and the agent is told so."""
+    """Longer results are cut off, with a note to the agent."""
     tools: tuple[str, ...] = ()
-    """Only these tools of the server; all where empty."""
+    """The tools of the server to offer. Default: all."""
     ends: tuple[str, ...] = ()
     """Tools whose successful call ends the conversation."""
 
@@ -76,7 +76,7 @@ class Server(Frozen):
 
 
 class Session:
-    """A connection to a server, kept open by a task of its own, so that whatever goes wrong inside the client
+    """A connection to a server. An asyncio task of its own keeps it open, so that an error inside the client
     ends that task and not the conversation."""
 
     def __init__(
@@ -101,11 +101,11 @@ class Session:
                         raise DomainError(f"set-up call {name}: {result.text}")
                 self._client.set_result(client)
                 await self._closing.wait()
-        except Exception as error:  # noqa: BLE001 - told to whoever calls a tool; it must not end the loop
+        except Exception as error:  # noqa: BLE001 - raised to the caller of a tool; it must not end the loop
             if not self._client.done():
                 told = isinstance(error, DomainError | ImportError)
                 self._client.set_exception(error if told else DomainError(f"no server: {_tell(error)}"))
-                self._client.exception()  # it has been seen, even if nobody calls a tool any more
+                self._client.exception()  # mark it as retrieved, in case no tool is called again
         finally:
             if not self._client.done():
                 self._client.cancel()
@@ -165,44 +165,45 @@ class Session:
             raise
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool of the server. What fails is text for the agent; a server that never started is not."""
+        """Call a tool of the server. A failure is returned as text for the agent; a failed start is
+        raised."""
         client = await self.client()
         seconds = self.server.call_seconds
         try:
-            async with asyncio.timeout(seconds + 1):  # should the client itself be stuck
+            async with asyncio.timeout(seconds + 1):  # in case the client itself hangs
                 result = await client.call_tool(name, arguments, read_timeout_seconds=seconds)
         except TimeoutError:
             return ToolResult(f"Error: {name} did not answer within {seconds:g} s", True)
-        except Exception as error:  # a server may break in any way; the agent is told
+        except Exception as error:  # a server may fail in any way; the agent gets the error
             self._lost = self._lost or _is_lost(error)
-            if self._lost and self.server.isolation == "shared":  # perhaps another conversation's doing
-                raise DomainError(f"the server all conversations share is gone: {_tell(error)}") from error
+            if self._lost and self.server.isolation == "shared":  # perhaps caused by another conversation
+                raise DomainError(f"the shared server is gone: {_tell(error)}") from error
             return ToolResult(clean_text(f"Error: {name}: {_tell(error)}"), True)
         return to_tool_result(result, self.server.result_characters)
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can come of it any more: the server has died, or never started."""
+        """Whether the server has died or never started."""
         return self._lost or self._keeper.done()
 
     def leave(self) -> None:
-        """Have the server stopped, without waiting for it."""
+        """Stop the server without waiting for it."""
         self._closing.set()
         _leaving.add(self._keeper)
         self._keeper.add_done_callback(_leaving.discard)
 
     async def close(self) -> None:
-        """Stop the server. Waits for it, so that no process is left behind."""
+        """Stop the server and wait for it, so that no process is left behind."""
         self._closing.set()
         await asyncio.gather(self._keeper, return_exceptions=True)
 
 
 _leaving: set[asyncio.Task[None]] = set()
-"""Connections being closed, which nobody else may remember."""
+"""Closing connections: a reference keeps their tasks alive."""
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether an error says that the connection is gone, or that the server no longer knows of it."""
+    """Whether an error means that the connection is closed or unknown to the server."""
     from mcp import MCPError
     from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
 
@@ -210,13 +211,13 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _tell(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):  # what broke inside the client's own tasks
+    while isinstance(error, BaseExceptionGroup):  # errors of the client's own tasks
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return shorten(str(error) or type(error).__name__)
 
 
 def to_tool_result(result: CallToolResult, limit: int) -> ToolResult:
-    """What a server answered as text, no longer than the limit."""
+    """Convert a server's answer to text, up to the limit."""
     parts: list[str] = []
     for block in result.content:
         text = getattr(block, "text", None)
@@ -234,7 +235,7 @@ def to_tool_result(result: CallToolResult, limit: int) -> ToolResult:
 
 
 class Remote(Database):
-    """Stands where a domain has its database: the state itself is the server's."""
+    """An empty database: the server has the state."""
 
 
 def _call_outside(database: Any, arguments: dict[str, Any]) -> Any:
@@ -255,8 +256,8 @@ class McpDomain(Domain):
         return McpEnvironment(self, Prepared(task, self.database, None))
 
     def connect(self, task: Task) -> Session:
-        """A session for a conversation: of its own, or the one all of this event loop share, which is made
-        anew where it was lost."""
+        """A session for a conversation: its own, or the shared one of this event loop, which is replaced if
+        it was lost."""
         if self.server.isolation == "conversation":
             return Session(
                 self.server, self.beside, [(call.name, call.arguments) for call in task.setup.calls]
@@ -272,7 +273,7 @@ class McpDomain(Domain):
 
 
 class McpEnvironment(Environment):
-    """One conversation with a server, which is started when the first tool is called."""
+    """The environment of one conversation. Its server is started by the first call of a tool."""
 
     __slots__ = ("_session",)
 
@@ -307,7 +308,8 @@ class McpEnvironment(Environment):
 def load_server(beside: str | Path, **more: Any) -> McpDomain:
     """The domain of a folder with `server.toml`, `policy.md` and `tasks.jsonl`.
 
-    The server is started once to learn its tools. `more` goes to the domain: a `reward` of one's own, say.
+    The server is started once to learn its tools. `more` are further fields of the domain, such as a
+    `reward`.
     """
     folder = Path(beside).resolve()
     folder = folder if folder.is_dir() else folder.parent
@@ -335,7 +337,7 @@ def read_server(path: Path) -> Server:
 
 
 async def list_tools(server: Server, beside: Path) -> dict[str, Tool]:
-    """The tools a server offers. Tools it does not call read-only count as writing."""
+    """The tools of a server. Tools that it does not declare read-only count as writing."""
     try:
         session = Session(server, beside)
         try:
@@ -375,7 +377,7 @@ async def list_tools(server: Server, beside: Path) -> dict[str, Tool]:
 
 
 def run_aside(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end in a thread, whether or not an event loop is running here."""
+    """Run a coroutine in a thread until it ends, whether or not an event loop is running here."""
     outcome: list[Any] = []
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""Scenarios whose tools a language model simulates: drafted tables, tools and policy, and a database a task.
+"""Scenarios whose tools are simulated by a language model. Each task has its own small database.
 
-The model answers a call from the database as it stands, and says what the call changes as a patch. This is
-checked against the schema and laid over the database, so that what the model claims can be held against it.
+The model answers a call from the current database and returns the changes as a patch. The patch is checked
+against the schema and applied to the database, so that later answers can be checked against it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from trialogue.world.values import canonical, clean_text
 
 FILE = "scenario.json"
 Patch = dict[str, dict[str, dict[str, Any] | None]]
-"""Table → key → the fields that change, or null where the record goes."""
+"""Table → key → changed fields, or null to remove the record."""
 NEW = "*"
-"""In what a task expects: a record whose key nobody can know beforehand; further ones are *2, *3, …"""
+"""In expected changes: a record whose key is not known in advance. Further ones are *2, *3, …"""
 
 # -- the schema --------------------------------------------------------------------------------------------
 
@@ -59,14 +59,14 @@ class FieldShape(Frozen):
 
 
 class TableShape(Frozen):
-    """A kind of records."""
+    """A table of records."""
 
     description: str = ""
     fields: dict[str, FieldShape] = Field(min_length=1)
 
 
 class ToolShape(Frozen):
-    """A tool as it is drafted."""
+    """A drafted tool."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
     description: str = Field(min_length=1)
@@ -93,10 +93,10 @@ class Scenario(Frozen):
         places += [(f"tool {tool.name}", name) for tool in self.tools for name in tool.parameters]
         for place, name in (*places, *fields):
             if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                raise ValueError(f"{place}: '{name}' is no name; use small letters, digits and _")
+                raise ValueError(f"{place}: '{name}' is not a valid name; use small letters, digits and _")
         taken = sorted(name for name in (*self.tables, *names) if hasattr(Simulated, name))
         if taken:
-            raise ValueError(f"'{taken[0]}' has a meaning of its own; choose another name")
+            raise ValueError(f"'{taken[0]}' is reserved; choose another name")
         for place, name in fields:
             if hasattr(Record, name):
                 raise ValueError(f"{place}: a field may not be called '{name}'")
@@ -107,7 +107,7 @@ class Simulated(Database):
     """A database whose tools are answered by a model. Its tables come from a scenario."""
 
     def lay(self, changes: Mapping[str, Any]) -> None:
-        """Lay a patch over the database; nothing of it counts where any part is wrong."""
+        """Apply a patch to the database. If any part is wrong, nothing is changed."""
         self.transact(lambda: self._lay(changes))
 
     def _lay(self, changes: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Simulated(Database):
                     self.update({name: {key: part}})
 
     def is_reached(self, changes: dict[str, Any]) -> bool:
-        """Whether the database is as this patch leaves it, and nothing else has changed."""
+        """Whether exactly these changes were made to the database."""
         fixed = {
             name: {key: part for key, part in records.items() if not _is_new(key)}
             for name, records in changes.items()
@@ -209,27 +209,27 @@ def _to_tool(shape: ToolShape) -> Tool:
 # -- the model that answers --------------------------------------------------------------------------------
 
 REPAIRS = 2
-"""How often an answer that cannot be used is asked for again."""
+"""Number of further attempts after an unusable answer."""
 
 INSTRUCTIONS: str = read_table(__file__, "simulated.toml")["instructions"]
 
 
 class SimulatedAnswer(NamedTuple):
-    """What the model says a call gives and does."""
+    """The result and the changes of a call, as the model reports them."""
 
     result: ToolResult
     changes: Patch
 
 
 def read_answer(text: str, tool: Tool, database: Simulated) -> SimulatedAnswer:
-    """A usable answer, its changes laid over the database; else a `DomainError` says what is wrong."""
+    """Read an answer and apply its changes to the database. Raise a `DomainError` if it cannot be used."""
     found = find_object(text)
     try:
         value: Any = from_json(found) if found else None
     except (ValueError, RecursionError) as error:
         raise DomainError(f"that is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise DomainError("that is no JSON object")
+        raise DomainError("that is not a JSON object")
     answer = cast("dict[str, Any]", value)
     changes: Any = answer.get("changes") or {}
     if answer.get("error"):
@@ -239,7 +239,7 @@ def read_answer(text: str, tool: Tool, database: Simulated) -> SimulatedAnswer:
     if "result" not in answer:
         raise DomainError('there is neither "result" nor "error"')
     if not isinstance(changes, dict):
-        raise DomainError('"changes" is no object')
+        raise DomainError('"changes" is not an object')
     if changes and not tool.writes:
         raise DomainError(f"{tool.name} only reads, so it changes nothing")
     database.lay(cast("Patch", changes))
@@ -260,7 +260,7 @@ class SimulatedDomain(Domain):
 
 
 class SimulatedEnvironment(Environment):
-    """One conversation's database, and the model that answers from it."""
+    """The database of one conversation and the model that answers from it."""
 
     __slots__ = ()
 
@@ -280,7 +280,8 @@ class SimulatedEnvironment(Environment):
         make = self.domain.tool_model
         if make is None:
             raise ConfigError(
-                f"the tools of {self.domain.name} are simulated: say by whom (simulator.model=openai:NAME)"
+                f"the tools of {self.domain.name} are simulated; name the model that simulates them: "
+                "simulator.model=openai:NAME"
             )
         database = cast("Simulated", self.database)
         tables = json.dumps(database.schemas(), ensure_ascii=False)
@@ -314,8 +315,8 @@ class SimulatedEnvironment(Environment):
         return SimulatedEnvironment(cast("SimulatedDomain", self.domain), self.prepared)
 
     def retrace(self, trajectory: Trajectory) -> Iterator[Step]:
-        """The recorded calls, one by one, with the database before and after each. A patch that cannot be
-        laid over it raises `DomainError`."""
+        """The recorded calls, one by one, with the database before and after each. A patch that cannot
+        be applied raises a `DomainError`."""
         database = cast("Simulated", self.prepared.database.reopen())
         waiting = [(call, turn.side) for turn in trajectory.turns for call in turn.message.tool_calls]
         for number, turn in enumerate(trajectory.turns):
@@ -378,7 +379,7 @@ def read_scenario(text: str, where: str) -> Scenario:
 
 
 def explain_draft(error: ValidationError) -> str:
-    """The first few things wrong with drafted data."""
+    """The first few problems of drafted data."""
     lines: list[str] = []
     for problem in error.errors(include_url=False)[:5]:
         place = ".".join(shorten(part) for part in problem["loc"])

@@ -26,14 +26,14 @@ from trialogue.world.domain import from_list
 LANGUAGES = ("en", "zh")
 CUES = {"en": "Is there anything you need help with today?", "zh": "今天有什么需要帮助的吗？"}
 MAX_MESSAGES = 40
-"""Behind the first one."""
+"""Maximum number of messages after the first."""
 UNHEARD = 3
-"""In how many messages at the beginning the benchmark does not look for the words that end it."""
+"""Number of first messages in which the benchmark ignores the stop words."""
 
 
 @dataclass(frozen=True)
 class AceRules(BenchmarkRules):
-    """Either side ends a conversation with the stop words; forty messages end it too."""
+    """The stop words of either side end a conversation, and so do forty messages."""
 
     stop_tokens: tuple[str, ...] = (STOP,)
     stop_anywhere: bool = True
@@ -50,9 +50,9 @@ class AceRules(BenchmarkRules):
 
 
 def find(name: str = "", data: str | None = None) -> AceDomain:
-    """The domain `multi_turn` or `multi_step`, in English or, with `@zh`, in Chinese. Behind the language,
+    """The domain `multi_turn` or `multi_step`, in English or, with `@zh`, in Chinese. After the language,
     `-text` lets the agent write its calls as text, as in the benchmark, and `-mended` plays and grades
-    without the benchmark's oversights."""
+    without the benchmark's mistakes."""
     category, _, variant = name.partition("@")
     language, *how = (variant or "en").split("-")
     if (
@@ -125,10 +125,10 @@ def _find(category: str, language: str, quirks: bool, text: bool, folder: Path) 
 
 
 def _with_calls(domain: AceDomain, task: Task) -> Task:
-    """With the milestones as gold calls, where they lead to the expected end: many leave steps out."""
+    """Use the milestones as gold calls if they reach the expected end; many leave out steps."""
     calls = files.read_milestones(task)
     environment = domain.open(task)
-    environment.tools  # noqa: B018 - descriptions that are none are told now
+    environment.tools  # noqa: B018 - report malformed descriptions now
     environment.replay((call.name, call.arguments, "agent") for call in calls)
     if not calls or not judge(environment, []).end_to_end:
         return task
@@ -136,10 +136,10 @@ def _with_calls(domain: AceDomain, task: Task) -> Task:
 
 
 def _tell_task(task: Task, seed: int) -> ScriptedModel:
-    """The user of a task without one: says the task, and from then on that nobody will answer."""
+    """The user of a task that has none: states the task, then says that nobody will answer."""
     return ScriptedModel([task.instructions, ASK_NOTHING])
 
 
 def _make_gold_calls(task: Task, seed: int) -> ScriptedModel:
-    """Makes the calls of a task's answer one by one and ends the conversation."""
+    """Make the calls of a task's answer one by one and end the conversation."""
     return ScriptedModel([*(call(item.name, **item.arguments) for item in task.expected.calls), STOP])

@@ -1,4 +1,4 @@
-"""Reading ACEBench's files: tasks, answers, the phone as it starts out, and the wording of a checkout."""
+"""Read ACEBench's files: tasks, answers, the initial phone, and the wording of a checkout."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def find_ace_folder(data: str | None, name: str) -> Path:
 
 
 def read_phone(folder: Path, language: str) -> AcePhone:
-    """The phone before anything happens. Its messages and reminders stand in no file of their own: they are
-    what most of the expected end states have in common."""
+    """The initial phone. No file contains its messages and reminders, so they are taken from the majority of
+    the expected end states."""
     inbox: dict[int, Counter[str]] = {}
     reminders: dict[int, Counter[str]] = {}
     for category in CATEGORIES:
@@ -86,7 +86,7 @@ def read_ace_tasks(folder: Path, language: str, category: str, name: str) -> lis
 
 
 def read_milestones(task: Task) -> tuple[Call, ...]:
-    """The calls of the first way a task's answer names; none where they cannot be read."""
+    """The calls of the first solution in a task's answer; empty if they cannot be read."""
     stones: list[Any] = task.meta["mile_stone"]
     way = cast("list[str]", stones[0] if stones and isinstance(stones[0], list) else stones)
     try:

@@ -1,4 +1,4 @@
-"""Calls as ACEBench writes them, `[name(key='value'), ...]`: read as literals, never evaluated."""
+"""Read and write ACEBench's calls, `[name(key='value'), ...]`. Their text is never evaluated."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trialogue.errors import ToolError
 from trialogue.task import Call
 
 ASK_NOTHING = "Please do not ask me any questions, use the known conditions to solve the problem"
-"""What an agent without a user is told when it writes no calls."""
+"""Answer to an agent without a user that writes no calls."""
 BROKEN = "Error during execution: {str(e)}"
-"""What the benchmark answers to any failure with a user: its text was meant to hold the error."""
+"""The benchmark's answer to any failure in a task with a user. It was meant to contain the error."""
 UNBOUND = "cannot access local variable 'func_call_result' where it is not associated with a value"
-"""What the benchmark's own code runs into when there is no such function."""
+"""The error of the benchmark's own code for an unknown function."""
 
 
 class UnreadableCalls(ToolError):
-    """A text that holds no calls the benchmark could read."""
+    """A text that contains no calls that the benchmark can read."""
 
 
 def read_calls(text: str, alone: bool = False) -> list[Call]:
-    """The calls a text consists of. `alone`: what is no call among them makes the whole unreadable."""
+    """The calls in a text. With `alone`, anything else in it makes the whole text unreadable."""
     text = text.removeprefix(" ")
     if not text:
         raise UnreadableCalls("there is nothing to read")
@@ -43,17 +43,17 @@ def read_calls(text: str, alone: bool = False) -> list[Call]:
 
 
 def _to_call(node: ast.Call) -> Call:
-    """Only named arguments count; the benchmark drops the others."""
+    """The named arguments of a call; the benchmark ignores the others."""
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None or isinstance(keyword.value, ast.Dict):
-            raise UnreadableCalls("an argument is no plain value")
+            raise UnreadableCalls("an argument is not a plain value")
         arguments[keyword.arg] = _to_value(keyword.value)
     return Call(name=ast.unparse(node.func), arguments=arguments)
 
 
 def _to_value(node: ast.expr) -> Any:
-    """A literal; a bare word stands for its own text."""
+    """The value of a literal. A bare word is its own text."""
     match node:
         case ast.Constant(value=value):
             return "..." if value is ... else value
@@ -71,11 +71,11 @@ def _to_value(node: ast.expr) -> Any:
         case ast.Subscript():
             return ast.unparse(node)
         case _:
-            raise UnreadableCalls(f"an argument is no plain value but {type(node).__name__}")
+            raise UnreadableCalls(f"an argument is not a plain value but {type(node).__name__}")
 
 
 def write_calls(calls: Sequence[Call]) -> str:
-    """Calls in the benchmark's own writing."""
+    """Calls in the benchmark's notation."""
     written = (
         f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
         for call in calls
@@ -84,14 +84,14 @@ def write_calls(calls: Sequence[Call]) -> str:
 
 
 def to_answer_text(result: Any) -> str:
-    """One result as the benchmark writes it."""
+    """The benchmark's text of one result."""
     if isinstance(result, str):
         return result
     return json.dumps(result) if isinstance(result, dict) else str(result)
 
 
 def to_seen(texts: Sequence[str]) -> list[Any]:
-    """Results as the agent sees them: whatever is JSON is read again."""
+    """Results as the agent sees them: texts that are JSON are parsed."""
     seen: list[Any] = []
     for text in texts:
         try:

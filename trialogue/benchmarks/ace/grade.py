@@ -1,4 +1,4 @@
-"""The two accuracies of ACEBench: whether the end state is right, and how many milestones were passed."""
+"""The two accuracies of ACEBench: whether the end state is right, and the share of passed milestones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT_WRONG = "wrong number of class"
 
 @dataclass(frozen=True, slots=True)
 class AceVerdict:
-    """Both accuracies of one conversation. Where the end is right the way there is not looked at."""
+    """Both accuracies of one conversation. If the end state is right, milestones are not checked."""
 
     end_to_end: bool
     process: float
@@ -27,7 +27,7 @@ class AceVerdict:
 
 
 def judge(environment: AceEnvironment, process: Sequence[str]) -> AceVerdict:
-    """Grade a world and the texts of the calls that led to it."""
+    """Grade an environment by its end state and the texts of the calls."""
     meta = environment.task.meta
     quirks = environment.domain.quirks
     wrong = find_wrong(environment.to_state(), meta["ground_truth"], quirks)
@@ -36,8 +36,8 @@ def judge(environment: AceEnvironment, process: Sequence[str]) -> AceVerdict:
 
 
 def find_wrong(state: Sequence[Plain], expected: Any, quirks: bool = True) -> list[str]:
-    """What differs from the expected end. With its quirks the benchmark lets a class pass whose name it
-    does not find, and entries that nobody expected."""
+    """Differences from the expected end state. With `quirks`, as in the benchmark, unknown class names and
+    unexpected entries are ignored."""
     classes: list[Plain] = cast("list[Plain]", expected) if isinstance(expected, list) else [expected]
     if len(classes) != len(state):
         return [COUNT_WRONG]
@@ -74,22 +74,22 @@ def _compare(name: str, found: Plain, expected: Plain, quirks: bool) -> list[str
 
 
 def find_share(process: Sequence[str], milestones: Sequence[Any]) -> float:
-    """The share of milestones that were passed in order; of several ways the best one, which the benchmark
-    rounds."""
+    """The share of milestones passed in order. Of several solutions the best one counts, rounded as in the
+    benchmark."""
     if not milestones or not isinstance(milestones[0], list):
         return _follow(process, milestones)
     return max(round(_follow(process, way), 3) for way in milestones)
 
 
 def _follow(process: Sequence[str], way: Sequence[str]) -> float:
-    """Greedy: a milestone that never comes uses up everything behind it."""
+    """Match greedily: after a milestone that never occurs, no other one matches."""
     left = iter(process)
     passed = sum(any(text.strip() == stone.strip() for text in left) for stone in way)
     return passed / len(way) if way else 1.0
 
 
 def to_process(turns: Sequence[Turn]) -> list[str]:
-    """The agent's messages that hold calls, in the benchmark's writing."""
+    """The agent's messages with calls, in the benchmark's notation."""
     process: list[str] = []
     for turn in turns:
         calls = turn.message.tool_calls
@@ -109,7 +109,7 @@ def to_process(turns: Sequence[Turn]) -> list[str]:
 
 
 def grade_ace(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
-    """The reward of a finished conversation: 1 where the end state is right."""
+    """The reward of a finished conversation: 1 if the end state is right."""
     verdict = judge(cast("AceEnvironment", environment), to_process(trajectory.turns))
     return Reward(
         value=float(verdict.end_to_end),

@@ -1,4 +1,4 @@
-"""The phone of ACEBench: messages, reminders and a food platform. An exception of a tool is its answer."""
+"""The phone of ACEBench: messages, reminders and a food platform."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trialogue.benchmarks.toolkit import Plain, Toolkit
 from trialogue.world.tools import tool
 
 CAPACITY = 6
-"""How many messages, and how many reminders, the phone holds."""
+"""Maximum number of messages, and of reminders."""
 PEOPLE = {name: f"USR{100 + number}" for number, (name, *_) in enumerate(WORLD["people"])}
 FORMAT = "%Y-%m-%d"
 
@@ -24,7 +24,7 @@ def to_users() -> dict[str, Plain]:
 
 
 class AcePhone(Toolkit):
-    """What a conversation about a phone can change. Its four classes share one switch for Wi-Fi and login."""
+    """The state of the phone. Its four classes share Wi-Fi and login."""
 
     language: str
     wifi: bool = False
@@ -138,7 +138,7 @@ class AcePhone(Toolkit):
             return self._answer(False, f"{which}_locked")
         if not self.inbox:
             return self._answer(False, "inbox_empty")
-        # A message that was sent in the conversation has no day, and fails here.
+        # A message sent in the conversation has no time: it raises a KeyError here, as in the benchmark.
         days = {
             number: datetime.strptime(item["time"], FORMAT).toordinal() for number, item in self.inbox.items()
         }
@@ -207,7 +207,7 @@ class AcePhone(Toolkit):
         word = keyword.lower()
         for item in self.reminder_list.values():
             if word in item["title"].lower() or word in item["description"].lower():
-                # The benchmark keeps times as text and treats them as dates here.
+                # The benchmark stores times as text and treats them as dates here.
                 raise AttributeError("'str' object has no attribute 'strftime'")
         return self._answer(False, "no_reminder_found")
 
@@ -260,7 +260,7 @@ class AcePhone(Toolkit):
             total += menu[product] * quantity
             bought.append({"product": product, "quantity": quantity, "price_per_unit": menu[product]})
         account = self.users[username]
-        # In Chinese the last coin cannot be spent.
+        # In the Chinese edition an order must cost less than the balance.
         if total > account["balance"] or (self.language == "zh" and total == account["balance"]):
             return self._answer(False, "too_poor")
         account["balance"] -= total
@@ -294,6 +294,6 @@ class AcePhone(Toolkit):
         if word in order["merchant_name"].lower():
             return True
         if self.language == "zh" and order["items"]:
-            # The Chinese edition takes the items of an order for texts.
+            # The Chinese edition treats the items of an order as text.
             raise AttributeError("'dict' object has no attribute 'lower'")
         return any(word in item["product"].lower() for item in order["items"])

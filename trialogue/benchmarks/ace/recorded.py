@@ -1,4 +1,4 @@
-"""ACEBench episodes recorded elsewhere: JSON lines with `lang`, `category`, `id` and `steps`."""
+"""Grade recorded ACEBench episodes: JSON lines with `lang`, `category`, `id` and `steps`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trialogue.task import Task
 
 
 def score_ace_file(path: Path, name: str, data: str | None) -> list[Recorded]:
-    """Grade the episodes of one category and language; those of others in the file are passed over."""
+    """Grade the episodes of one category and language; skip others in the file."""
     domain = ace.find(name, data)
     tasks = {task.id: task for task in domain.tasks("all")}
     category = domain.name.replace("ace:", "agent_")

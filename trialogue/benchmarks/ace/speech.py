@@ -1,4 +1,4 @@
-"""The agent of ACEBench in its own manner: its calls are text."""
+"""The agent of ACEBench that writes its calls as text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Anything else you write goes to the user. When everything is done, write 'finish
 
 
 class TextCaller:
-    """An agent in the benchmark's own manner: all that its model knows is one message of functions and
-    history, and its calls are read in what it writes."""
+    """The benchmark's own kind of agent: its model gets functions and history in one message, and its calls
+    are parsed from its text."""
 
     def __init__(self, domain: AceDomain, task: Task, model: Model) -> None:
         self._domain = domain
@@ -50,7 +50,7 @@ class TextCaller:
         return replace(reply, content="", tool_calls=(call,))
 
     def _is_call(self, text: str) -> bool:
-        """Whether a text goes to the functions rather than to the user."""
+        """Whether a text is for the functions and not for the user."""
         if not self._domain.alone and not _has_brackets(text):
             return False
         try:

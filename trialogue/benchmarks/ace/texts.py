@@ -1,4 +1,4 @@
-"""The tables of ACEBench: what its tools answer in both languages, and what its worlds hold at the start."""
+"""The tables of ACEBench: the answers of its tools in both languages, and its initial data."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 def load_travel(language: str) -> Travel:
-    """The airline as every conversation finds it."""
+    """The initial state of the airline."""
 
     def city(name: str) -> str:
         return WORLD["cities"][name] if language == "zh" else name
@@ -63,7 +63,7 @@ def load_travel(language: str) -> Travel:
 
 
 class Travel(Toolkit):
-    """What a conversation with the airline can change."""
+    """The state of the airline."""
 
     language: str
     flights: list[Plain]
@@ -80,7 +80,7 @@ class Travel(Toolkit):
         return next((flight for flight in self.flights if flight["flight_no"] == number), None)
 
     def _price(self, flight: Plain, cabin: Any) -> Any:
-        """Whatever is not economy class is paid as business class."""
+        """The price of a cabin; everything except economy class costs as much as business class."""
         return flight["economy_price" if cabin == self._say("economy") else "business_price"]
 
     def _free_bags(self, level: str, cabin: str) -> int:
@@ -171,7 +171,7 @@ class Travel(Toolkit):
         user = self.authenticate_user(user_id, password)
         flight = self._find_flight(flight_no)
         cost = self._price(flight, cabin)
-        # A wrong password shows only here: the refusal it gets instead of a customer has no level.
+        # A wrong password raises only here: instead of a customer there is a refusal, which has no level.
         cost += self.calculate_baggage_fee(user["membership_level"], cabin, baggage_count)
         if payment_method not in ("cash", "bank"):
             return self._say("bad_payment")
@@ -220,7 +220,7 @@ class Travel(Toolkit):
             item["flight_no"] = new_flight_no
             told.append(self._say("flight_changed"))
         if new_cabin and new_cabin != item["cabin"]:
-            # The price is that of the flight left behind, and the cabin changes even where nobody can pay.
+            # The price is that of the old flight, and the cabin changes even if the customer cannot pay.
             difference = self._cabin_price(flight, new_cabin) - self._cabin_price(flight, item["cabin"])
             item["cabin"] = new_cabin
             is_paid = not difference or self._pay(user, method, difference)
@@ -244,7 +244,7 @@ class Travel(Toolkit):
 
     @staticmethod
     def _pay(user: Plain, method: str, amount: Any) -> bool:
-        """Take money, or give it back where the amount is negative. Other methods of payment are free."""
+        """Take money, or return it if the amount is negative. Other payment methods cost nothing."""
         if method not in ("cash", "bank"):
             return True
         if user[f"{method}_balance"] - amount < 0:

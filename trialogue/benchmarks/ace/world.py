@@ -1,4 +1,4 @@
-"""The world of an ACEBench conversation: a phone or an airline, and calls one by one or as a text."""
+"""The environment of an ACEBench conversation: a phone or an airline, with tool calls or calls as text."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from trialogue.world.domain import Domain, Environment
 from trialogue.world.tools import Tool, ToolResult
 
 EXECUTE = "execute"
-"""Stands for a whole text of calls, where the agent writes them as text."""
+"""The name of a call whose argument is a text of calls."""
 _ZH_ONLY = frozenset({"mark_as_notified", "search_reminders"})
 
 
 @dataclass(frozen=True, eq=False)
 class AceDomain(Domain):
-    """A domain of both worlds; which one a task is about stands in the task."""
+    """A domain with a phone and an airline. The task says which one it is about."""
 
     language: str = "en"
     alone: bool = False
-    """True without a user: the agent is given its task and does it by itself."""
+    """Whether the agent solves its task without a user."""
     quirks: bool = True
-    """True grades as the benchmark does, oversights included."""
+    """Whether to grade like the benchmark, including its mistakes."""
     phone: Toolkit = field(kw_only=True)
     airline: Toolkit = field(kw_only=True)
     policies: Mapping[str, str] = field(default_factory=lambda: {})
     wording: Mapping[str, str] = field(default_factory=lambda: {})
-    """The official prompts, where a checkout has them."""
+    """The official prompts, if a checkout has them."""
 
     def open(self, task: Task) -> AceEnvironment:
         return AceEnvironment(self, task)
 
 
 class AceEnvironment(Environment):
-    """One conversation's world. What a failing tool has changed so far stays changed."""
+    """The environment of one conversation. Changes made by a tool before it fails are kept."""
 
     __slots__ = ("_task", "_tools", "classes", "functions", "has_run")
 
@@ -59,7 +59,7 @@ class AceEnvironment(Environment):
         self.database = (domain.airline if is_travel else domain.phone).fork()
         self.user_database = None
         self.has_run = False
-        """Whether anything was carried out at all: without it the benchmark has no state to compare."""
+        """Whether any call was executed. Without one the benchmark has no state to compare."""
         absent = _ZH_ONLY if domain.language == "en" else frozenset[str]()
         kinds = self.classes if is_travel else ["BaseApi", *self.classes]
         self.functions = {name for kind in kinds for name in WORLD["functions"][kind]} - absent
@@ -79,7 +79,7 @@ class AceEnvironment(Environment):
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The functions as the task describes them, some of which may not exist."""
+        """The functions as the task describes them. Some of them may not exist."""
         if self._tools is None:
             described: list[Plain] = self._task.meta["function"]
             self._tools = {shape["name"]: _to_tool(shape, self.database) for shape in described}
@@ -92,7 +92,7 @@ class AceEnvironment(Environment):
             return ToolResult(f"Error: {name}: the arguments are not a JSON object", True)
         try:
             result = self._run(Call(name=name, arguments=arguments))
-        except Exception as error:  # noqa: BLE001 - the benchmark turns any exception into an answer
+        except Exception as error:  # noqa: BLE001 - the benchmark returns every exception as an answer
             self.has_run = self.has_run or self.domain.alone
             return ToolResult(f"Error during execution: {error}", True)
         self.has_run = True
@@ -106,7 +106,7 @@ class AceEnvironment(Environment):
         return ToolResult(str(seen), isinstance(seen, str) or seen == list(BROKEN))
 
     def execute(self, text: str) -> Any:
-        """Carry out the calls of a text in the benchmark's manner and return what the agent sees."""
+        """Execute the calls in a text like the benchmark and return what the agent sees."""
         domain = self.domain
         try:
             calls = read_calls(text, domain.alone)
@@ -117,10 +117,10 @@ class AceEnvironment(Environment):
         results: list[Any] = []
         for call in calls:
             try:
-                # An unknown function goes unnoticed where a call before it had a result to show.
+                # The benchmark answers an unknown function with the result of the previous call, if any.
                 unseen = domain.quirks and call.name not in self.functions and results
                 results.append(results[-1] if unseen else self._run(call))
-            except Exception as error:  # noqa: BLE001 - the benchmark turns any exception into an answer
+            except Exception as error:  # noqa: BLE001 - the benchmark returns every exception as an answer
                 if domain.quirks and not domain.alone:
                     return list(BROKEN)
                 results.append(f"Error during execution: {error}")
@@ -138,7 +138,7 @@ class AceEnvironment(Environment):
         return AceEnvironment(self.domain, self._task)
 
     def to_state(self) -> list[Plain]:
-        """What is graded, class by class, as JSON has it; nothing where nothing was carried out."""
+        """The graded state of each class as JSON data; empty if no call was executed."""
         if not self.has_run:
             return []
         data = self.database.to_data()
@@ -167,7 +167,7 @@ def _to_tool(shape: Plain, database: Any) -> Tool:
 
 
 def to_schema(shape: Any) -> Any:
-    """A description of parameters as a JSON schema: other names for types are put right."""
+    """Convert a description of parameters to a JSON schema by replacing other names of types."""
     if isinstance(shape, list):
         return [to_schema(item) for item in cast("list[Any]", shape)]
     if not isinstance(shape, dict):

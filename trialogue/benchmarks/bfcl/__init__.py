@@ -1,4 +1,4 @@
-"""BFCL multi-turn: fixed user turns, the agent calls functions of eight classes until it calls none."""
+"""BFCL multi-turn: the user's turns are fixed; in each the agent calls functions until it calls none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = "all"
 TRUTH = TypeAdapter(list[list[str]])
 """The gold calls of each turn."""
 MAX_STEPS = 20
-"""Messages with calls in one turn; one more and the entry is lost."""
+"""Maximum number of messages with calls in one user turn. One more loses the entry."""
 POLICY = """\
 You carry out what the user asks for by calling functions. Within a turn, go on calling until the request is
 fulfilled as far as it can be; then answer without a call, and the next turn begins. Say so where a function
@@ -41,8 +41,8 @@ ADDED = "There are more functions now. Please try again."
 
 
 def find(name: str = "", data: str | None = None) -> BfclDomain:
-    """The category `base`, `miss_func`, `miss_param` or `long_context`, or `all` of them, with `@v3` or `@v4`
-    behind it."""
+    """The category `base`, `miss_func`, `miss_param` or `long_context`, or `all` of them, optionally followed
+    by `@v3` or `@v4`."""
     category, _, wanted = name.partition("@")
     if category not in (*files.CATEGORIES, ALL) or wanted not in ("", *files.GENERATIONS):
         allowed = ", ".join([*files.CATEGORIES, ALL])
@@ -57,7 +57,7 @@ def _find(category: str, generation: str, package: Path) -> BfclDomain:
     name = f"bfcl:{category}"
     categories = files.CATEGORIES if category == ALL else (category,)
     found = [_read_tasks(package, generation, item, name) for item in categories]
-    # In turns, so that the first few of all are a few of each.
+    # Alternate, so that the first tasks of `all` are of every category.
     tasks = [task for row in zip_longest(*found) for task in row if task is not None]
     official = files.read_added_sentence(package)
     added = official or ADDED
@@ -116,7 +116,7 @@ def to_bfcl_task(entry: Plain, name: str, category: str) -> Task:
 
 
 class ScriptedUser:
-    """Says the turns of an entry. A turn without words is the one where functions appear."""
+    """Says the turns of an entry. In an empty turn new functions are announced."""
 
     def __init__(self, task: Task, added: str) -> None:
         self._turns: list[str] = task.meta["turns"]
@@ -133,7 +133,7 @@ class ScriptedUser:
 
 
 class GoldCaller:
-    """Makes the gold calls of each turn in one message, and then says that it is done."""
+    """Makes the gold calls of each turn in one message, then says that it is done."""
 
     def __init__(self, task: Task, package: Path) -> None:
         kinds = [files.load_class(package, name) for name in task.meta["involved_classes"]]
@@ -150,7 +150,7 @@ class GoldCaller:
 
 
 def _to_named(text: str, owners: dict[str, Any]) -> ToolCall:
-    """A gold call with every argument under its name."""
+    """A gold call with all arguments named."""
     call = parse_call(text)
     bound = inspect.signature(getattr(owners[call.name], call.name)).bind(
         None, *call.positional, **call.named
@@ -161,7 +161,7 @@ def _to_named(text: str, owners: dict[str, Any]) -> ToolCall:
 
 @dataclass(frozen=True)
 class BfclRules(BenchmarkRules):
-    """More messages with calls in one user turn than are allowed end an entry."""
+    """Too many messages with calls in one user turn end an entry."""
 
     def is_over(self, turns: Sequence[Turn]) -> bool:
         steps = 0

@@ -1,4 +1,5 @@
-"""Carrying out calls on instances of foreign classes. Text is parsed into a plain call, never evaluated."""
+"""Execute calls on instances of the benchmark's classes. Text is parsed into a plain call, never
+evaluated."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ def parse_call(text: str) -> PlainCall:
                     {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in named},
                 )
             case _:
-                raise ToolError("it is no plain call of one function")
+                raise ToolError("it is not a plain call of one function")
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
-        raise ToolError(f"its arguments are no plain values: {error}") from None
+        raise ToolError(f"its arguments are not plain values: {error}") from None
 
 
 @lru_cache(maxsize=256)
@@ -60,7 +61,7 @@ class Instances:
     ) -> None:
         self.classes: dict[str, Any] = {}
         self.owners: dict[str, Any] = {}
-        """Whose a function is: of two classes that have it, the later one's."""
+        """Function → instance. If two classes have a function, the later class wins."""
         for name, kind in classes.items():
             instance = self.classes[name] = kind()
             if name not in STATELESS:
@@ -69,7 +70,7 @@ class Instances:
                 self.owners[function] = instance
 
     def run_text(self, text: str) -> str:
-        """Carry out one call written as text."""
+        """Execute one call written as text."""
         try:
             call = parse_call(text)
         except ToolError as error:
@@ -77,7 +78,7 @@ class Instances:
         return self.run(call.name, copy_value(call.named), copy_value(list(call.positional)))
 
     def run(self, name: str, named: Mapping[str, Any], positional: Sequence[Any] = ()) -> str:
-        """Carry out one call. Whatever goes wrong is its answer."""
+        """Execute one call. An error is returned as its answer."""
         if name in FORBIDDEN:
             return f"Error during execution: Function call {name} is not allowed."
         owner = self.owners.get(name)
@@ -85,12 +86,12 @@ class Instances:
             return f"Error during execution: name '{name}' is not defined"
         try:
             result: Any = getattr(owner, name)(*positional, **named)
-        except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+        except Exception as error:  # noqa: BLE001 - the benchmark's code may raise anything
             return f"Error during execution: {error}"
         return _to_text(result)
 
     def to_state(self) -> dict[str, dict[str, Any]]:
-        """The public attributes of every instance. They are the instances' own: copy what must last."""
+        """The public attributes of every instance. They are not copied."""
         state: dict[str, dict[str, Any]] = {}
         for name, instance in self.classes.items():
             held = cast("dict[str, Any]", vars(instance))
@@ -99,7 +100,7 @@ class Instances:
 
 
 def _to_text(result: Any) -> str:
-    """What the caller reads of a result."""
+    """The text of a result."""
     if result.__class__ is dict:
         try:
             return json.dumps(result)

@@ -1,4 +1,4 @@
-"""The official grade of a BFCL multi-turn entry: state and results must be right after each turn."""
+"""The official grade of a BFCL multi-turn entry: state and results must be right after every turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Step = Sequence[Callable[[Instances], str]]
 
 
 class GoldTurn(NamedTuple):
-    """What the gold calls of one turn answer and leave behind; nothing is asked of an empty turn."""
+    """Results of the gold calls of one turn and the state after it. An empty turn is not checked."""
 
     results: Counter[str]
     state: dict[str, dict[str, Any]]
@@ -22,7 +22,7 @@ class GoldTurn(NamedTuple):
 
 
 def reach_gold_turns(instances: Instances, truth: Sequence[Sequence[str]]) -> list[GoldTurn]:
-    """Carry the gold calls out, turn by turn."""
+    """Execute the gold calls, turn by turn."""
     turns: list[GoldTurn] = []
     for calls in truth:
         results = Counter(instances.run_text(call) for call in calls)
@@ -31,13 +31,13 @@ def reach_gold_turns(instances: Instances, truth: Sequence[Sequence[str]]) -> li
 
 
 def find_fault(gold: Sequence[GoldTurn], turns: Sequence[Sequence[Step]], instances: Instances) -> str | None:
-    """Carry an agent's calls out on fresh instances and tell the first thing that is wrong, if any.
+    """Execute an agent's calls on fresh instances and return the first fault, if any.
 
-    `turns` holds the messages with calls of each user turn. Calls in a turn that asks for none are carried
-    out and not held against the agent.
+    `turns` has the messages with calls of each user turn. Calls in an empty turn are executed and not
+    checked.
     """
     if len(turns) != len(gold):
-        return f"{len(turns)} turns were held, not {len(gold)}"
+        return f"there were {len(turns)} turns instead of {len(gold)}"
     results: Counter[str] = Counter()
     for number, (expected, steps) in enumerate(zip(gold, turns, strict=True)):
         for step in steps:
@@ -56,7 +56,7 @@ def find_fault(gold: Sequence[GoldTurn], turns: Sequence[Sequence[Step]], instan
 
 
 def find_difference(classes: Mapping[str, Any], expected: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The first public attribute that is not as expected."""
+    """The first public attribute that differs from the expected state."""
     for name, attributes in expected.items():
         instance = classes[name]
         for key, value in attributes.items():

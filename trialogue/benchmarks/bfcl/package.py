@@ -1,6 +1,6 @@
-"""The files of the package bfcl-eval: found without importing it, its classes loaded module by module.
+"""The files of the package bfcl-eval, found without importing it. Its classes are loaded module by module.
 
-Each module gets a name of its own, so that packages of two generations can be used side by side.
+Each module gets a unique name, so that two generations of the package can be used at the same time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MODULES = {
     "TravelAPI": "travel_booking",
     "VehicleControlAPI": "vehicle_control",
 }
-"""Where each class, and the description of its functions, is written."""
+"""Class → module of the class and of the descriptions of its functions."""
 SHARED = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code.long_context"
-"""What the modules of the classes import."""
+"""A module that the modules of the classes import."""
 
 
 def find_package(data: str | None) -> Path:
-    """The folder `bfcl_eval`: below the named one, or of the installed package."""
+    """The folder `bfcl_eval` of the installed package or below the named folder."""
     places = ["bfcl_eval", "data/multi_turn_func_doc"]
     named = data or os.environ.get(VARIABLE)
     installed = importlib.util.find_spec("bfcl_eval") if data is None else None
@@ -54,7 +54,7 @@ def find_package(data: str | None) -> Path:
 
 
 def find_generation(package: Path, wanted: str) -> str:
-    """The generation asked for, or the newest there is."""
+    """The requested generation, or the newest one available."""
     there = [
         item for item in GENERATIONS if (package / "data" / f"BFCL_{item}_multi_turn_base.json").is_file()
     ]
@@ -86,7 +86,7 @@ def read_functions(package: Path, kind: str) -> tuple[Plain, ...]:
 
 
 def read_added_sentence(package: Path) -> str | None:
-    """What the benchmark says when functions are added, read without running anything."""
+    """The benchmark's sentence about added functions, read without running code."""
     path = package / "constants" / "default_prompts.py"
     texts = read_texts(path) if path.is_file() else {}
     return texts.get("DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC")
@@ -94,7 +94,7 @@ def read_added_sentence(package: Path) -> str | None:
 
 @lru_cache(maxsize=32)
 def load_class(package: Path, kind: str) -> type[Any]:
-    """One API class. Its module is run under a name of its own."""
+    """Load one API class. Its module gets a unique name."""
     if kind not in MODULES:
         raise ConfigError(f"bfcl has no class '{kind}'; known are {', '.join(MODULES)}")
     folder = package / "eval_checker" / "multi_turn_eval" / "func_source_code"

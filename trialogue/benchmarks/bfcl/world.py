@@ -1,4 +1,5 @@
-"""The world of a BFCL conversation: fresh instances of the package's classes; functions may appear late."""
+"""The environment of a BFCL conversation: fresh instances of the package's classes. Functions may be
+added."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ _KEPT = 1024
 
 
 class Apis(Database):
-    """Stands where a domain has its database: the state itself is in instances of foreign classes."""
+    """An empty database: the state is in instances of the benchmark's classes."""
 
 
 @dataclass(frozen=True, eq=False)
 class BfclDomain(Domain):
-    """One category of the benchmark, or all four."""
+    """One category of the benchmark, or all of them."""
 
     package: Path = field(kw_only=True)
     golds: OrderedDict[str, tuple[Task, list[GoldTurn]]] = field(
@@ -49,7 +50,7 @@ class BfclDomain(Domain):
         return environment
 
     def find_gold(self, task: Task) -> list[GoldTurn]:
-        """Where the gold calls of a task lead, found once."""
+        """The results and states of a task's gold calls, computed once."""
         known = self.golds.get(task.id)
         if known is None or (known[0] is not task and known[0] != task):
             truth = task.meta["ground_truth"]
@@ -64,7 +65,7 @@ class BfclDomain(Domain):
 
 
 class BfclEnvironment(Environment):
-    """One conversation's instances. `tools` grows while the conversation goes on."""
+    """The instances of one conversation. `tools` may grow during the conversation."""
 
     __slots__ = ("_task", "_tools", "instances", "missed")
 
@@ -89,7 +90,7 @@ class BfclEnvironment(Environment):
         return self._tools
 
     def enter(self, turn: int) -> None:
-        """The functions that were held back until this turn appear."""
+        """Add the functions that were held back until this turn."""
         known = find_entry_tools(self.domain.package, self._task)
         for name in self.missed.get(str(turn), ()):
             if name in known:
@@ -121,17 +122,17 @@ class BfclEnvironment(Environment):
 
 
 _OPENED: ContextVar[BfclEnvironment | None] = ContextVar("opened", default=None)
-"""The world of the conversation under way in this context: its scripted user makes functions appear in it."""
+"""The environment of the conversation in this context, to which its scripted user adds functions."""
 
 
 def find_opened(task: Task) -> BfclEnvironment | None:
-    """The world that was opened last for a task, in the same conversation."""
+    """The environment of a task that was opened last in the same conversation."""
     opened = _OPENED.get()
     return opened if opened is not None and opened.task.id == task.id else None
 
 
 def find_entry_tools(package: Path, task: Task) -> dict[str, Tool]:
-    """Every function of the classes involved, save those the entry leaves out."""
+    """Every function of the involved classes, except those that the entry excludes."""
     excluded = set(task.meta["excluded_function"])
     return {
         shape["name"]: _to_tool(shape)
@@ -148,7 +149,7 @@ def _to_tool(shape: Plain) -> Tool:
         shape["description"],
         to_schema(shape["parameters"]),
         lambda instances, arguments: instances.run(name, arguments),
-        writes=True,  # what foreign code changes is not known beforehand
+        writes=True,  # what the benchmark's code changes is not known in advance
     )
 
 
@@ -159,7 +160,7 @@ def run_call(name: str, arguments: dict[str, Any] | str) -> Callable[[Instances]
 
 
 def _to_plain(value: Any, inside: frozenset[int]) -> Any:
-    """Objects as dictionaries of their public attributes; what contains itself is cut off."""
+    """Objects as dictionaries of their public attributes. Cycles are cut off."""
     if value is None or isinstance(value, str | int | float):
         return value
     if id(value) in inside:
@@ -194,7 +195,7 @@ def _to_run(call: ToolCall) -> Callable[[Instances], str]:
 
 
 def grade_bfcl(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
-    """1 where every turn is right. The calls are carried out anew, as the benchmark does."""
+    """1 if every turn is right. The calls are executed again, as in the benchmark."""
     domain = cast("BfclDomain", environment.domain)
     steps = to_steps(trajectory.turns, domain.rules.stop_tokens[0])
     fault = find_fault(domain.find_gold(task), steps, domain.make_instances(task))

@@ -1,1 +1,1 @@
-"""TAU-bench in both generations: `tau1` and `tau2` find the domains, the files beside them hold the tools."""
+"""TAU-bench (`tau1`) and TAU2-bench (`tau2`). The modules of this package define their tools."""

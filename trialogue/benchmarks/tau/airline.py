@@ -133,7 +133,7 @@ class Reservation(BaseModel):
 
 
 class AirlineTools(Toolkit):
-    """The tools of TAU2. The methods up to the first tool are what the first TAU-bench does otherwise."""
+    """The tools of TAU2. The first TAU-bench overrides methods before the first tool."""
 
     flights: Table[Plain]
     users: Table[Plain]
@@ -142,7 +142,7 @@ class AirlineTools(Toolkit):
     notes = read_table(__file__, "notes.toml")["airline"]
     shapes = {"flights": Flight, "users": AirlineUser, "reservations": Reservation}
     keeps_cabin: ClassVar[bool] = False
-    """True: changing the flights of a reservation leaves its cabin as it was."""
+    """Whether changing the flights of a reservation keeps its cabin."""
 
     def _read_all(self, kind: Any, values: Any) -> Any:
         """Make records of a list of dictionaries. Anything else is returned unchanged."""
@@ -211,7 +211,7 @@ class AirlineTools(Toolkit):
         return found
 
     def _take_seats(self, flight_number: str, date: str, cabin: str, seats: int) -> None:
-        """Only the date is copied: a flight has a month of them."""
+        """Copies only one date: a flight has a month of them."""
         flight = self._flight(flight_number)
         on_date = flight["dates"][date]
         free = {**on_date["available_seats"], cabin: on_date["available_seats"][cabin] - seats}
@@ -227,7 +227,7 @@ class AirlineTools(Toolkit):
         return found
 
     def _to_booked(self, flight: Any, known: Plain) -> Plain:
-        """A flight of a reservation: what was asked for, and its price and airports."""
+        """A flight of a reservation: the requested flight with its price and airports."""
         return {
             "flight_number": flight.flight_number,
             "origin": known["origin"],
@@ -271,7 +271,7 @@ class AirlineTools(Toolkit):
         return f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
 
     def _book(self, flight: Any, cabin: str, seats: int) -> Plain:
-        """A flight of a reservation, where that many seats are free."""
+        """A flight of a reservation, if enough seats are free."""
         number = self._part(flight, "flight_number")
         known = self._flight(number)
         date = self._part(flight, "date")
@@ -284,7 +284,7 @@ class AirlineTools(Toolkit):
         return self._to_booked(flight, {"price": on_date["prices"][cabin], **route})
 
     def _pay(self, user_id: str, payments: list[Plain], price: int) -> Plain:
-        """Check that the payments cover the price, and take them from the user's balances."""
+        """Check that the payments add up to the price, and deduct them from the user's balances."""
         methods = self._user(user_id)["payment_methods"]
         for payment in payments:
             payment_id, amount = payment["payment_id"], payment["amount"]
@@ -306,7 +306,7 @@ class AirlineTools(Toolkit):
         return user
 
     def _pay_update(self, reservation_id: str, payment_id: str, price: int) -> Plain:
-        """Pay for a change of a reservation, which is returned to be changed."""
+        """Pay for a change of a reservation. Returns the reservation."""
         user_id = self._reservation(reservation_id)["user_id"]
         methods = self._user(user_id)["payment_methods"]
         if payment_id not in methods:

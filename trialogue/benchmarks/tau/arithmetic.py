@@ -12,7 +12,7 @@ from typing import Any
 
 _ALLOWED = frozenset("0123456789+-*/(). ")
 _BITS = 100_000
-"""Powers beyond this many bits are refused: no float holds them, and computing them could take too long."""
+"""Largest size of a power in bits. Larger ones exceed every float and could take too long to compute."""
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

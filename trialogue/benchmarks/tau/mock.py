@@ -1,4 +1,4 @@
-"""TAU2 mock: a list of tasks on the agent's side and an inbox on the user's, made to try things out."""
+"""TAU2 mock: a small domain for tests, with a list of tasks for the agent and an inbox for the user."""
 
 from __future__ import annotations
 

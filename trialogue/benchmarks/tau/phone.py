@@ -1,4 +1,4 @@
-"""TAU2 telecom, the user's side: a phone, where its owner is, and how a task sets both up."""
+"""TAU2 telecom, the user's side: the state of a phone and its surroundings, set-up and assertions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ _WANTED = {"4g_only": "4G", "3g_only": "3G", "2g_only": "2G"}
 
 
 class TelecomPhone(Toolkit):
-    """The phone's state and rules; what its owner can do is in `telecom_user`."""
+    """The phone's state and rules. The user's tools are in `telecom_user`."""
 
     device: Plain
     surroundings: Plain
@@ -124,7 +124,7 @@ class TelecomPhone(Toolkit):
     shapes = {"device": PhoneDevice, "surroundings": Surroundings}
     generic: ClassVar[frozenset[str]] = frozenset()
     vpn_performance = "excellent"
-    """What connecting gives. Breaking the VPN spoils it for good: the benchmark changes its default then."""
+    """Performance of a new VPN connection. `break_vpn` changes it permanently, as in the benchmark."""
 
     @classmethod
     def to_record(cls, value: BaseModel) -> Plain:
@@ -134,7 +134,7 @@ class TelecomPhone(Toolkit):
         self._set_vpn_performance(prepared.vpn_performance)
 
     def _set_vpn_performance(self, value: str) -> None:
-        object.__setattr__(self, "vpn_performance", value)  # no field: it is not part of what is compared
+        object.__setattr__(self, "vpn_performance", value)  # not a field: it is not compared
 
     @property
     def _device(self) -> Plain:
@@ -155,7 +155,7 @@ class TelecomPhone(Toolkit):
     def _and_status(self, text: str) -> str:
         return f"{text}\nStatus Bar: {self._status_bar()}"
 
-    # -- how things stand --------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------
 
     def _status_bar(self) -> str:
         device = self._device
@@ -196,7 +196,7 @@ class TelecomPhone(Toolkit):
         return bool(device["data_enabled"]) and not around["mobile_data_usage_exceeded"]
 
     def _speed(self) -> tuple[float | None, str]:
-        """Megabits a second and how good that is."""
+        """Megabits per second and their rating."""
         if not self._has_mobile_data():
             return None, "No Connection"
         device = self._device
@@ -224,10 +224,10 @@ class TelecomPhone(Toolkit):
     def _granted(self, app: Plain) -> list[str]:
         return [name for name, allowed in app["permissions"].items() if allowed]
 
-    # -- what happens inside -----------------------------------------------------------------------------
+    # -- changes of state ----------------------------------------------------------------------------------
 
     def simulate_network_search(self) -> None:
-        """Connect to what the SIM card, the settings and the place allow."""
+        """Connect to the network that SIM card, settings and location allow."""
         device, around = self._change(), self._around
         is_out = (
             self._sim() != "active"

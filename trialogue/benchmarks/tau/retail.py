@@ -1,7 +1,7 @@
-"""The shop of TAU-bench: its records and the sixteen tools over them.
+"""The shop of TAU-bench: its records and sixteen tools.
 
-The class has the name that its authors gave theirs, because Python puts the name into the text of argument
-errors, which the agent reads.
+`RetailTools` has the name of the benchmark's class, because Python's argument errors, which the agent reads,
+contain it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
 
 
 class NotHeld(ValueError):
-    """The order does not hold an item. The text may begin with the item's id."""
+    """The order does not contain an item. The text may begin with the item's id."""
 
 
 def _add_balance(method: Plain, amount: float) -> None:
@@ -118,7 +118,7 @@ def _add_balance(method: Plain, amount: float) -> None:
 
 
 class RetailTools(Toolkit):
-    """The tools as in TAU2."""
+    """The tools of TAU2."""
 
     products: Table[Plain]
     users: Table[Plain]
@@ -131,7 +131,7 @@ class RetailTools(Toolkit):
 
     reasons: ClassVar[Collection[str]] = frozenset({"no longer needed", "ordered by mistake"})
     must_differ: ClassVar[bool] = True
-    """Whether items of a pending order may not be changed to themselves."""
+    """Whether an item of a pending order must be changed to a different one."""
     not_held: ClassVar[str] = "Number of {item_id} not found."
     not_matching: ClassVar[str] = "The number of items to be exchanged should match."
     no_variant: ClassVar[str] = "Variant not found"
@@ -156,7 +156,7 @@ class RetailTools(Toolkit):
         return UserAddress(**fields).model_dump()
 
     def _choose_variant(self, item: Plain, new_item_id: str, last: Plain) -> Plain:
-        """The benchmark gives every changed item the price and options of the last new one."""
+        """The benchmark gives every changed item the price and options of the last new item."""
         return last
 
     # -- steps of several tools --------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class RetailTools(Toolkit):
             raise ValueError(f"Insufficient gift card balance to pay for the {purpose}")
 
     def _change_balance(self, order: Plain, payment_method_id: str, amount: float) -> None:
-        """Put an amount on a gift card."""
+        """Add an amount to a gift card."""
         methods = self.touch("users", order["user_id"])["payment_methods"]
         _add_balance(methods[payment_method_id], amount)
 
@@ -207,7 +207,7 @@ class RetailTools(Toolkit):
     def _price_difference(
         self, order: Plain, item_ids: list[str], new_item_ids: list[str], must_differ: bool = False
     ) -> tuple[float, Plain]:
-        """What the new items cost more than the old ones, and the last new variant."""
+        """How much more the new items cost than the old ones, and the last new variant."""
         difference: float = 0
         variant: Plain = {}
         for item_id, new_item_id in zip(item_ids, new_item_ids, strict=True):

@@ -1,7 +1,7 @@
-"""TAU2 telecom, the agent's side: customers, lines, plans, bills and devices, and thirteen tools.
+"""TAU2 telecom, the agent's side: customers, lines, plans, bills, devices and thirteen tools.
 
-Days are kept as ISO text, which is how they are shown and hashed. `keep_in_step` carries what one side does
-over to the other: the phone's tools are in `phone`.
+Dates are stored as ISO text, as they are shown and hashed. `keep_in_step` synchronizes this side with the
+phone of the user.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trialogue.world.database import Table
 from trialogue.world.tools import tool
 
 TODAY = "2025-02-25"
-"""The benchmark's clock stands still here."""
+"""The benchmark's clock has a fixed date."""
 CYCLE_END = "2025-02-28"
 LAST_MONTH = ("2025-01-01", "2025-01-31", "2025-01-15")
-"""First day, last day and due date of the month before."""
+"""First day, last day and due date of the previous month."""
 NEXT_MONTH = ("2025-03-01", "2025-03-31", "2025-03-15")
 
 
@@ -117,7 +117,7 @@ KEYS = {
     "bills": "bill_id",
     "devices": "device_id",
 }
-"""The benchmark keeps lists; each record is found by this field."""
+"""The benchmark stores lists; this field is the key of each record."""
 
 
 def key_lists(data: Plain) -> Plain:
@@ -334,13 +334,13 @@ class TelecomTools(Toolkit):
         return f"Roaming {word} successfully"
 
     def _charge(self, customer_id: str, amount: float, description: str) -> None:
-        """Add a line to the customer's draft bill, making one where there is none."""
+        """Add a line to the customer's draft bill. Create the bill if there is none."""
         customer = self.get_customer_by_id(customer_id)
         drafts = self.bills_of(customer, "Draft")
         if drafts:
             bill = self.touch("bills", drafts[0]["bill_id"])
         else:
-            # The benchmark draws a new id each time: such a database equals no other.
+            # The benchmark draws a random id, so such a database never equals another one.
             bill = _new_bill(f"B{uuid.uuid4().hex[:8]}", customer_id, NEXT_MONTH, "Draft")
             self.lay("bills", bill["bill_id"], bill)
             self.touch("customers", customer_id)["bill_ids"].append(bill["bill_id"])
@@ -416,7 +416,7 @@ def _new_item(description: str, amount: float) -> Plain:
 
 
 def keep_in_step(agent_side: TelecomTools, user_side: TelecomPhone) -> None:
-    """Carry over to one side what the other does: the line, roaming, used-up data, bills, payments."""
+    """Synchronize both sides: the line, roaming, used data, bills and payments."""
     around = user_side.look("", "surroundings")
     phone_number = around["phone_number"]
     if phone_number is None:

@@ -1,4 +1,4 @@
-"""TAU2 telecom, what the user can do with the phone: thirty tools in the order they are offered."""
+"""TAU2 telecom, the user's thirty tools for the phone, in the benchmark's order."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _yes(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """The text of a setting; what is no text has none, and the benchmark says so in these words."""
+    """The text of a setting. For other values, raise the benchmark's own error."""
     if not isinstance(value, str):
         raise AttributeError(f"'{type(value).__name__}' object has no attribute 'value'")
     return value
 
 
 def _show_performance(value: str) -> str:
-    """The benchmark prints the member of its enumeration."""
+    """The benchmark prints the enumeration member."""
     return f"<PerformanceLevel.{value.upper()}: {value!r}>"
 
 

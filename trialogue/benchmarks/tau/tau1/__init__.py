@@ -1,4 +1,5 @@
-"""TAU-bench, the first one: retail and airline. The user opens, and one call a message is carried out."""
+"""The first TAU-bench: retail and airline. The user opens, and only the first call of a message is
+executed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from trialogue.world.tools import Tool
 
 NAMES = {"retail": Tau1RetailTools, "airline": Tau1AirlineTools}
 MAX_STEPS = 30
-"""Messages of the agent."""
+"""Maximum number of messages of the agent."""
 
 
 def find(name: str = "", data: str | None = None) -> Tau1Domain:
@@ -80,8 +81,8 @@ def _find(domain: str, folder: Path) -> Tau1Domain:
 
 @dataclass(frozen=True)
 class Tau1Rules(BenchmarkRules):
-    """The user opens by answering a greeting that the agent does not see. The answer to the thirtieth message
-    of the agent is the last one."""
+    """The user opens by answering a greeting that the agent does not see. The answer to the agent's thirtieth
+    message is the last message."""
 
     user_cue: str | None = "Hi! How can I help you today?"
     stop_anywhere: bool = True

@@ -1,4 +1,4 @@
-"""Reading TAU-bench: from a checkout, whose Python files are parsed and never run, or from exported JSON."""
+"""Read TAU-bench from a checkout, whose Python files are parsed and never run, or from exported JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_database(folder: Path, domain: str) -> dict[str, Any]:
 
 
 def find_tau1_tasks(folder: Path, domain: str, name: str, writes: frozenset[str]) -> TaskSource:
-    """A source over the splits that are there."""
+    """A task source over the splits that exist."""
     known: dict[str, list[Task]] = {}
 
     def read(split: str) -> list[Task]:
@@ -81,7 +81,7 @@ def read_raw_tasks(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def _to_plain(node: ast.expr) -> Any:
-    """Literals, and calls such as `Task(user_id=…)` as dictionaries of their arguments."""
+    """Convert literals to values, and calls such as `Task(user_id=…)` to dictionaries of their arguments."""
     match node:
         case ast.Call(keywords=keywords):
             return {str(keyword.arg): _to_plain(keyword.value) for keyword in keywords}
@@ -111,7 +111,7 @@ def to_tau1_task(
 
 
 def read_schemas(folder: Path) -> list[dict[str, Any]] | None:
-    """The tools' schemas: exported ones, or the dictionaries that `get_info` returns in a checkout."""
+    """The schemas of the tools: exported, or the dictionaries that `get_info` returns in a checkout."""
     tools = folder / "tools"
     if tools.is_dir():
         order = _read_order(tools / "__init__.py")
@@ -146,7 +146,7 @@ def _returned(owner: ast.ClassDef, function: str) -> list[Any]:
 
 
 def read_user_prompt(folder: Path) -> tuple[str, str] | None:
-    """What the benchmark's user is told before and after the instruction; None without a checkout."""
+    """The prompt of the benchmark's user before and after the instruction; None without a checkout."""
     path = folder.parent / "user.py"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The official reward of TAU-bench: the right data, and every expected output said. 0 or 1."""
+"""The official reward of TAU-bench, 0 or 1: the data are right and every expected output was said."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trialogue.world.domain import Environment
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the official reward looks at."""
+    """The criteria of the official reward."""
 
     is_data_right: bool
     outputs: dict[str, bool]
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def judge_outcome(environment: Tau1Environment, turns: Sequence[Turn]) -> Outcome:
-    """Compare data and outputs. Commas are taken out of what the agent said, not of what is looked for."""
+    """Compare data and outputs. Commas are removed from the agent's words but not from the expected ones."""
     said = [
         turn.message.content.lower().replace(",", "")
         for turn in turns

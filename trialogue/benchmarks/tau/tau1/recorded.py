@@ -1,4 +1,4 @@
-"""TAU-bench episodes recorded elsewhere, as JSON lines with the task and the messages."""
+"""Grade recorded TAU-bench episodes: JSON lines with task and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trialogue.trajectory import Turn
 
 
 def score_tau1_file(path: Path, name: str, data: str | None) -> list[Recorded]:
-    """Grade every episode of a file by the task it holds. What was not over gets 0, as in the benchmark."""
+    """Grade every episode of a file by the task in it. An unfinished episode gets 0, as in the benchmark."""
     domain = tau1.find(name, data)
     with reading(path, ConfigError):
         return [score_tau1_episode(domain, record) for record in read_json_lines(path)]

@@ -1,7 +1,7 @@
-"""The tools of the first TAU-bench: those of TAU2, except for what this file overrides.
+"""The tools of the first TAU-bench: those of TAU2 with the overrides in this file.
 
-This generation checks less, keeps records as they are read, and begins its complaints with a small letter,
-which `world` sees to. The tools `think` and a transfer that ends the conversation are its own.
+This generation checks less, does not normalize records, and begins error texts with a lower-case letter (see
+`world`). It adds the tool `think`, and its transfer ends the conversation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRANSFER = "transfer_to_human_agents"
 
 
 def to_hashable(value: Any) -> Any:
-    """Dictionaries as sorted pairs, lists as tuples: what the benchmark writes out and hashes."""
+    """Dictionaries as sorted pairs, lists as tuples, as the benchmark hashes them."""
     if isinstance(value, dict):
         pairs = sorted(cast("dict[str, Any]", value).items())
         return tuple((key, to_hashable(inner)) for key, inner in pairs)
@@ -32,7 +32,7 @@ def to_hashable(value: Any) -> Any:
 
 
 class Tau1Toolkit:
-    """What both databases of the first benchmark have in common."""
+    """The common parts of both databases of the first benchmark."""
 
     generic = frozenset({"calculate", "think", TRANSFER})
     shapes: ClassVar[Mapping[str, type[BaseModel]]] = {}
@@ -110,7 +110,7 @@ class Tau1AirlineTools(Tau1Toolkit, airline.AirlineTools):
         return self._find("reservations", "reservation", reservation_id)
 
     def _show_reservation(self, reservation_id: str) -> Plain:
-        return self._find("reservations", "user", reservation_id)  # the benchmark's own mistake
+        return self._find("reservations", "user", reservation_id)  # a mistake of the benchmark
 
     def _find(self, table: str, noun: str, key: str) -> Plain:
         found = self.look(table, key)
@@ -160,7 +160,7 @@ class Tau1AirlineTools(Tau1Toolkit, airline.AirlineTools):
         return found
 
     def _take_seats(self, flight_number: str, date: str, cabin: str, seats: int) -> None:
-        """The benchmark leaves the number of free seats as it is."""
+        """The benchmark does not change the number of free seats."""
 
     def _choose_id(self) -> str:
         ids: list[str] = airline.TABLES["reservation_ids"]

@@ -1,4 +1,4 @@
-"""The world of a TAU-bench conversation: one database, tools that answer in text, the hash of its authors."""
+"""The environment of a TAU-bench conversation: one database and tools that return text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESPOND = "respond"
 
 @dataclass(slots=True)
 class Gold:
-    """Where a task's gold calls lead."""
+    """The state that a task's gold calls reach."""
 
     task: Task
     digest: str
@@ -27,7 +27,7 @@ class Gold:
 
 @dataclass(frozen=True, eq=False)
 class Tau1Domain(Domain):
-    """A domain with its tools as they are offered."""
+    """A domain with its tools as the benchmark offers them."""
 
     agent_tools: Mapping[str, Tool] = field(default_factory=lambda: {})
     golds: OrderedDict[str, Gold] = field(default_factory=OrderedDict[str, Gold], init=False, repr=False)
@@ -37,7 +37,7 @@ class Tau1Domain(Domain):
 
 
 class Tau1Environment(Environment):
-    """One conversation's world; no task of the benchmark sets anything up."""
+    """The environment of one conversation. No task of the benchmark has a set-up."""
 
     __slots__ = ("_task", "toolkit")
 
@@ -64,9 +64,9 @@ class Tau1Environment(Environment):
             return ToolResult(f"Error: {name}: the arguments are not a JSON object", True)
         try:
             result = tool.run(self.toolkit, arguments)
-        except Exception as error:  # noqa: BLE001 - the benchmark shows any exception to the caller
+        except Exception as error:  # noqa: BLE001 - the benchmark shows every exception to the caller
             text = str(error)
-            if type(error) is ValueError:  # a complaint, which TAU2 begins with a capital
+            if type(error) is ValueError:  # TAU2 begins its text with a capital letter
                 text = text[:1].lower() + text[1:]
             return ToolResult(f"Error: {text}", True, tool.ends)
         return ToolResult(result if isinstance(result, str) else self.toolkit.show(result), False, tool.ends)
@@ -75,7 +75,7 @@ class Tau1Environment(Environment):
         return Tau1Environment(self.domain, self.task)
 
     def reach_gold(self) -> Tau1Environment:
-        """A fresh world in which the gold calls were carried out, refused ones included."""
+        """A fresh environment after all gold calls, including refused ones."""
         gold = self.reopen()
         for call in self.task.expected.calls:
             if call.name not in (TRANSFER, RESPOND):
@@ -83,7 +83,7 @@ class Tau1Environment(Environment):
         return gold
 
     def gold(self) -> Gold:
-        """Where the gold calls lead, found once."""
+        """The state that the gold calls reach, computed once."""
         known = self.domain.golds.get(self.task.id)
         if known is None or (known.task is not self.task and known.task != self.task):
             known = self.domain.golds[self.task.id] = Gold(self.task, self.reach_gold().digest())

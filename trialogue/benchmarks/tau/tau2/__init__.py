@@ -1,4 +1,4 @@
-"""TAU2-bench: retail, airline, telecom and mock, with a user who may have tools of their own."""
+"""TAU2-bench: retail, airline, telecom and mock. Users may have their own tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trialogue.trajectory import Turn
 
 NAMES = ("retail", "airline", "telecom", "telecom-workflow", "mock")
 ALONE = ("telecom", "telecom-workflow", "mock")
-"""Where the agent may also work on a ticket alone."""
+"""Domains in which the agent can also work on a ticket without a user."""
 GREETING = "Hi! How can I help you today?"
 MAX_STEPS = 200
 MAX_ERRORS = 10
@@ -36,8 +36,8 @@ MAX_ERRORS = 10
 
 @dataclass(frozen=True)
 class Tau2Rules(BenchmarkRules):
-    """Each message after the first is a step, and so is each round of tool results. A lone agent that talks
-    is over."""
+    """Each message after the first is a step, and so is each round of tool results. Without a user, a text
+    message of the agent ends the conversation."""
 
     stop_tokens: tuple[str, ...] = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
     stop_anywhere: bool = True
@@ -59,7 +59,9 @@ def find(name: str = "", data: str | None = None) -> Tau2Domain:
     solo = asked.endswith("-solo")
     if domain not in NAMES or (solo and domain not in ALONE):
         allowed = ", ".join([*NAMES, *(f"{item}-solo" for item in ALONE)])
-        raise ConfigError(f"there is no 'tau2:{name}'; allowed are {allowed}, with @GENERATION behind it")
+        raise ConfigError(
+            f"there is no 'tau2:{name}'; allowed are {allowed}, followed by @GENERATION if needed"
+        )
     if generation not in files.GENERATIONS:
         raise ConfigError(
             f"TAU2 has no generation '{generation}'; allowed are {', '.join(files.GENERATIONS)}"
@@ -113,14 +115,14 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
 
 
 def _work_alone(task: Task, seed: int) -> ScriptedModel:
-    """Makes the gold calls of both sides and closes the ticket."""
+    """Make the gold calls of both sides and close the ticket."""
     calls = [call(item.name, **item.arguments) for item in task.expected.calls]
     return ScriptedModel([*calls, call("done")])
 
 
 @lru_cache(maxsize=8)
 def _read_databases(folder: Path) -> tuple[Toolkit, Toolkit | None]:
-    """The databases of a domain: several variants of it share them."""
+    """The databases of a domain, shared by its variants."""
     with reading(find_file(folder, "db", DATA), ConfigError):
         data: dict[str, Any] = read_data(folder, "db")
         match folder.name:
@@ -142,7 +144,7 @@ def _read_databases(folder: Path) -> tuple[Toolkit, Toolkit | None]:
 def _read_inbox(folder: Path) -> dict[str, Any]:
     try:
         return read_data(folder, "user_db")
-    except Missing:  # copies of the data made elsewhere leave it out
+    except Missing:  # some copies of the data do not contain it
         return {"notifications": {}}
 
 

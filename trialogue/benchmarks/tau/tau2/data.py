@@ -1,4 +1,4 @@
-"""Reading TAU2's files: databases, policies, guidelines and tasks of a chosen generation."""
+"""Read TAU2's files: policies, guidelines and tasks of a generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trialogue.task import Assertion, Call, Expected, Setup, Side, Task
 from trialogue.world.domain import TaskSource
 
 GENERATIONS = {"v1.0.1": "tau2-bench", "v0.2": "tau2-bench-v0.2.0", "verified": "tau2-bench-verified"}
-"""Each with the name its folder has where several lie side by side."""
+"""Generation → name of its folder where several generations are side by side."""
 DEFAULT_BASIS = ["DB", "COMMUNICATE"]
 PLACES = ("data/tau2/domains", "tau2/domains", "domains", "tau2-bench/data/tau2/domains", "")
 HELP = (
@@ -30,7 +30,7 @@ def find_tau2_folder(data: str | None, domain: str) -> Path:
 
 
 def find_task_folder(folder: Path, generation: str, data: str | None) -> Path:
-    """The folder with the tasks of a generation: beside the others, below the named folder, or this one."""
+    """The folder with the tasks of a generation: beside the others, below the named folder, or `folder`."""
     domain = folder.name
     if domain not in ("retail", "airline"):
         return folder  # these tasks are the same in every generation
@@ -50,7 +50,7 @@ def find_task_folder(folder: Path, generation: str, data: str | None) -> Path:
 
 
 def guess_generation(folder: Path) -> tuple[str, ...]:
-    """Which generation a task file can be: the early ones leave out what counts."""
+    """The generations that a task file can belong to: early ones have no reward basis."""
     with reading(find_file(folder, "tasks", DATA), ConfigError):
         tasks: list[dict[str, Any]] = read_data(folder, "tasks")
         if any("reward_basis" in (task.get("evaluation_criteria") or {}) for task in tasks):
@@ -59,7 +59,7 @@ def guess_generation(folder: Path) -> tuple[str, ...]:
 
 
 def read_policy(folder: Path, domain: str, solo: bool) -> str:
-    """The policy as the agent is shown it."""
+    """The policy as the agent sees it."""
     if not domain.startswith("telecom"):
         return read_text(folder, "policy_solo" if solo else "policy")
     main = read_text(folder, "main_policy_solo" if solo else "main_policy")
@@ -71,7 +71,7 @@ def read_policy(folder: Path, domain: str, solo: bool) -> str:
 
 
 def find_tau2_tasks(folder: Path, domain: str, writes: frozenset[str]) -> TaskSource:
-    """A source over the benchmark's own splits; `all` is every task."""
+    """A task source over the benchmark's own splits; `all` is every task."""
     source = find_file(folder, "tasks", DATA)
     with reading(source, ConfigError):
         raw: list[dict[str, Any]] = list(read_data(folder, "tasks"))
@@ -154,7 +154,7 @@ def to_tau2_task(raw: Mapping[str, Any], domain: str, writes: frozenset[str], sp
     if state.get("message_history"):
         meta["history"] = state["message_history"]
     name = str(raw["id"])
-    if name.startswith("["):  # telecom puts the kind of trouble in front
+    if name.startswith("["):  # in telecom the id begins with the kind of problem
         meta["family"] = name[1:].partition("]")[0]
     return Task(
         id=name,
@@ -187,7 +187,7 @@ _SECTIONS = {
 
 
 def to_scenario(scenario: Mapping[str, Any]) -> str:
-    """What the user is told, laid out as the benchmark lays it out."""
+    """The user's scenario in the benchmark's layout."""
     instructions: Any = scenario["instructions"]
     if not isinstance(instructions, str):
         lines = [f"Domain: {instructions['domain']}"]

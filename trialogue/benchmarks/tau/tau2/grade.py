@@ -1,7 +1,7 @@
-"""The official grade of a TAU2 conversation: a product over what the task says counts.
+"""The official grade of a TAU2 conversation: the product of the criteria that the task names.
 
-DB: both databases are as the gold calls leave them. ENV_ASSERTION: every assertion holds. ACTION: every gold
-call was made. COMMUNICATE: everything to be told was told. NL_ASSERTION: a judge finds every statement true.
+DB: both databases are as after the gold calls. ENV_ASSERTION: every assertion holds. ACTION: every gold call
+was made. COMMUNICATE: all required information was given. NL_ASSERTION: a judge confirms every statement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDS_GRADED = ("user_stop", "agent_stop")
 
 @dataclass(slots=True)
 class Tau2Verdict:
-    """Everything the official grader reports, under its own names. None: not looked at."""
+    """The report of the official grader under its own names. None: not checked."""
 
     reward: float
     reward_basis: list[str] | None = None
@@ -39,7 +39,7 @@ class Tau2Verdict:
 
 
 def grade_tau2(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | Awaitable[Reward]:
-    """The reward of a finished conversation. It is awaited where a judge is to be asked."""
+    """The reward of a finished conversation. It must be awaited if a judge is asked."""
     world = cast("Tau2Environment", environment)
     verdict = judge_state(world, trajectory.turns)
     domain = cast("Tau2Domain", environment.domain)
@@ -66,7 +66,7 @@ async def _with_judge(
 
 
 def judge_state(environment: Tau2Environment, turns: Sequence[Turn]) -> Tau2Verdict:
-    """The official verdict without the judge, on the world the conversation has left behind."""
+    """The official verdict without the judge, from the environment after the conversation."""
     task = environment.task
     criteria: dict[str, Any] | None = task.meta.get("criteria")
     if criteria is None:
@@ -124,7 +124,7 @@ def _check_state(environment: Tau2Environment, basis: list[str], verdict: Tau2Ve
 
 
 def check_actions(environment: Tau2Environment, turns: Sequence[Turn]) -> list[dict[str, Any]] | None:
-    """Which gold calls were made, by either side, at any time."""
+    """Which gold calls were made by either side at any time."""
     task = environment.task
     gold = task.expected.calls
     if not gold:
@@ -139,7 +139,8 @@ def check_actions(environment: Tau2Environment, turns: Sequence[Turn]) -> list[d
 
 
 def _is_made(name: str, arguments: dict[str, Any], compared: list[str] | None, call: ToolCall) -> bool:
-    """Without a list of arguments to compare, those of the call made are: leaving one out goes unnoticed."""
+    """Without a list of arguments, those of the actual call are compared, so a missing argument is not
+    noticed."""
     if name != call.name or isinstance(call.arguments, str):
         return False
     keys = call.arguments.keys() if compared is None else compared
@@ -157,7 +158,7 @@ def _kind(environment: Tau2Environment, name: str) -> str | None:
 
 
 def check_said(task: Task, turns: Sequence[Turn]) -> list[dict[str, Any]] | None:
-    """Which things the agent has told: commas are taken out of what it said, not of what is looked for."""
+    """Which information the agent gave. Commas are removed from its words but not from the expected ones."""
     if not task.expected.say:
         return None
     said = [
@@ -170,7 +171,7 @@ def check_said(task: Task, turns: Sequence[Turn]) -> list[dict[str, Any]] | None
 
 
 def to_reward(task: Task, verdict: Tau2Verdict) -> Reward:
-    """Our reward: the official value, its parts, and the share of criteria that are met (TCR)."""
+    """Our reward: the official value, its parts, and the share of met criteria (TCR)."""
     parts = dict(verdict.reward_breakdown or {})
     basis = verdict.reward_basis or []
     met: list[bool] = []
@@ -190,5 +191,5 @@ def to_reward(task: Task, verdict: Tau2Verdict) -> Reward:
 
 
 def premature(reason: str) -> Tau2Verdict:
-    """What the official grader gives a conversation that nobody ended."""
+    """The official verdict for a conversation that nobody ended."""
     return Tau2Verdict(0.0, note=f"Simulation terminated prematurely. Termination reason: {reason}")

@@ -1,4 +1,4 @@
-"""The judge of TAU2's statements in natural language: one question with all of them, answered in JSON."""
+"""The judge of TAU2's natural-language statements: one question about all of them, answered in JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer with a JSON object and nothing else:
 async def ask_tau2_judge(
     source: Any, trajectory: Trajectory, statements: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Whether each statement holds. Whatever the judge does wrong is a `GradeError`, never a grade."""
+    """Whether each statement holds. Any failure of the judge is a `GradeError`, never a grade."""
     told = "\n".join(f"{turn.message.role}: {turn.message.content or None}" for turn in trajectory.turns)
     question = (
         f"Conversation:\n{told}\n\nExpected outcomes:\n{json.dumps(list(statements), ensure_ascii=False)}"
@@ -35,14 +35,14 @@ async def ask_tau2_judge(
     try:
         reply: Reply = await source(trajectory.task, trajectory.seed).reply(asked, [])
     except ConfigError:
-        raise  # no other draw would help
+        raise  # another attempt would not help
     except Exception as error:
         raise GradeError(f"the judge gave no answer: {type(error).__name__}: {error}") from error
     return read_statements(reply.content, len(statements))
 
 
 def read_statements(text: str, count: int) -> list[dict[str, Any]]:
-    """The judge's answer; fenced JSON is JSON too."""
+    """Read the judge's answer: JSON, fenced or not."""
     try:
         results: Any = from_json(find_fenced(text))["results"]
         checks = [

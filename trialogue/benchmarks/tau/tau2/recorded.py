@@ -1,4 +1,4 @@
-"""TAU2 conversations recorded elsewhere: the benchmark's own results file, or JSON lines of conversations."""
+"""Grade recorded TAU2 conversations: the benchmark's results file, or JSON lines of conversations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trialogue.task import Task
 
 
 def score_tau2_file(path: Path, name: str, data: str | None) -> list[Recorded]:
-    """Grade every conversation of a file. A task that the file itself holds is graded by; else the one of
-    that id in the benchmark's data. Statements for a judge are left out."""
+    """Grade every conversation of a file, by the task in the file or else the task of that id in the
+    benchmark's data. Statements for a judge are left out."""
     rows: list[Recorded] = []
     asked, _, generation = name.partition("@")
     with reading(path, ConfigError):
@@ -31,7 +31,7 @@ def score_tau2_file(path: Path, name: str, data: str | None) -> list[Recorded]:
 
 
 def read_conversations(path: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
-    """Each conversation with its task, where the file has it."""
+    """Each conversation with its task, if the file contains it."""
     lines = read_json_lines(path) if ".jsonl" in path.name else [read_json_file(path)]
     for shape in lines:
         if not isinstance(shape, dict):
@@ -53,7 +53,7 @@ _TASKS: dict[Path, dict[Any, Mapping[str, Any]]] = {}
 
 
 def _read_tasks_beside(path: Path) -> dict[Any, Mapping[str, Any]]:
-    """`RUN.tasks.json` for `RUN.jsonl`; all scripted runs share one."""
+    """The tasks in `RUN.tasks.json` for `RUN.jsonl`. All scripted runs share one file."""
     stem = path.name.partition(".jsonl")[0]
     names = (f"{stem}.tasks", f"{stem.partition('_')[0]}_tasks")
     for name in names:
@@ -79,7 +79,7 @@ def _find_task(domain: Tau2Domain, record: Mapping[str, Any], raw: Mapping[str, 
 
 
 def score_tau2_conversation(domain: Tau2Domain, record: Mapping[str, Any], task: Task) -> Recorded:
-    """Carry the calls out on a fresh world and grade what comes of it."""
+    """Execute the calls in a fresh environment and grade the result."""
     environment = domain.open(task)
     initial = environment.official_hashes()
     messages: list[Mapping[str, Any]] = record["messages"]
@@ -111,7 +111,7 @@ def _replay(environment: Tau2Environment, messages: list[Mapping[str, Any]]) -> 
             continue
         call = calls.get(message["id"])
         if call is None:
-            raise DomainError(f"a tool result without its call: {message['id']}")
+            raise DomainError(f"a tool result without a call: {message['id']}")
         side = "user" if message.get("requestor") == "user" else "agent"
         result = environment.call(call["name"], call["arguments"], side)
         if result.text != (message.get("content") or "") or result.failed != bool(message.get("error")):

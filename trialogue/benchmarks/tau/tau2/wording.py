@@ -1,7 +1,7 @@
-"""The official wording of prompts and tools, read from the user's own copy and never kept here.
+"""The official wording of prompts and tools, read from the user's copy of the benchmark.
 
 It comes from a checkout's Python files, which are parsed and never run, or from a file of schemas. Without
-either, our own words serve, and a result is not comparable with published ones.
+both, our own wording is used, and results are not comparable with published ones.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ SCHEMA_FILE = "prompts_and_tools.json"
 
 @dataclass(frozen=True, slots=True)
 class OfficialWording:
-    """Words for one domain."""
+    """The wording of one domain."""
 
     source: str = "our own words: not comparable with published results"
     system: str = f"<instructions>\n{INSTRUCTION}\n</instructions>\n<policy>\n{{policy}}\n</policy>"
-    """With `{policy}` where the policy goes."""
+    """The system prompt, with a placeholder `{policy}`."""
     solo: str = (
         f"<instructions>\n{SOLO_INSTRUCTION}\n</instructions>\n<policy>\n{{policy}}\n</policy>\n"
         "<ticket>\n{ticket}\n</ticket>"
     )
     agent_tools: Mapping[str, Mapping[str, Any]] | None = None
-    """Schemas by name; None leaves ours."""
+    """Schemas by name. None: our own."""
     user_tools: Mapping[str, Mapping[str, Any]] | None = None
     docs: Documents | None = None
 
 
 @dataclass(slots=True)
 class Documents:
-    """What the docstrings of a checkout say."""
+    """Texts from the docstrings of a checkout."""
 
     tools: dict[str, str] = field(default_factory=lambda: {})
     models: dict[str, str] = field(default_factory=lambda: {})
@@ -56,7 +56,7 @@ class Documents:
 
 
 def find_wording(folder: Path, domain: str) -> OfficialWording:
-    """The best wording to be had near a domain's data folder."""
+    """The best wording available near a domain's data folder."""
     for root in folder.parents[:6]:
         source = root / "src" / "tau2"
         if (source / "agent" / "llm_agent.py").is_file():
@@ -86,7 +86,7 @@ def read_schema_file(path: Path, domain: str) -> OfficialWording:
 
 
 def read_checkout(source: Path, domain: str) -> OfficialWording:
-    """Prompts from the agent's module, descriptions from the docstrings of the domain's."""
+    """Prompts from the agent's module and descriptions from the docstrings of the domain's modules."""
     texts = read_texts(source / "agent" / "llm_agent.py")
     docs = Documents()
     for path in sorted((source / "domains" / domain.removesuffix("-workflow")).glob("*.py")):
@@ -123,7 +123,7 @@ def _read_documents(path: Path, docs: Documents) -> None:
 
 
 def apply(wording: OfficialWording, tools: Mapping[str, Tool], side: str) -> dict[str, Tool]:
-    """The tools in these words, in the order the benchmark offers them."""
+    """The tools in this wording, in the benchmark's order."""
     shapes = wording.agent_tools if side == "agent" else wording.user_tools
     if shapes is not None:
         return {

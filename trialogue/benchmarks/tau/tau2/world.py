@@ -1,7 +1,7 @@
-"""The world of a TAU2 conversation: two toolkits, who may use which, and what a task sets up.
+"""The environment of a TAU2 conversation: the toolkits of both sides and the set-up of a task.
 
-An environment answers as the benchmark's own does: any exception of a tool becomes `Error: …`, and what the
-tool had changed by then stays. Where its gold calls lead is found once per task and kept.
+It answers as the benchmark does: any exception of a tool becomes `Error: …`, and changes made before it are
+kept. The state that the gold calls reach is computed once per task.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from trialogue.world.domain import Domain, Environment
 from trialogue.world.tools import Tool, ToolResult
 
 KEPT = 4096
-"""How many tasks stay set up: more than any of the benchmarks has."""
+"""Number of tasks whose set-up is cached: more than each of the benchmarks has."""
 
 
 @dataclass(slots=True)
 class World:
-    """A task that has been set up, for all its conversations to open."""
+    """A task after its set-up, shared by all its conversations."""
 
     task: Task
     agent_side: Toolkit
     user_side: Toolkit | None
     history: tuple[Turn, ...] = ()
     is_shared: bool = False
-    """The benchmark makes the user's tools look at the agent's database where a task lays agent data in."""
+    """If a task sets data of the agent, the benchmark makes the user's tools read the agent's database."""
     gold: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Tau2Domain(Domain):
-    """A domain with the tools of both sides as they are offered, in the benchmark's or our own words."""
+    """A domain with the tools of both sides, in the benchmark's or our own wording."""
 
     agent_tools: Mapping[str, Tool] = field(default_factory=lambda: {})
     user_tools: Mapping[str, Tool] = field(default_factory=lambda: {})
     solo: bool = False
-    """The agent works on a ticket alone, with the user's tools besides its own."""
+    """Whether the agent works on a ticket without a user, with the tools of both sides."""
     solo_prompt: str = ""
-    """The system prompt of a lone agent, with `{ticket}` where the ticket goes."""
+    """The system prompt of an agent without a user, with a placeholder `{ticket}`."""
     worlds: OrderedDict[str, World] = field(default_factory=OrderedDict[str, World], init=False, repr=False)
 
     def open(self, task: Task) -> Tau2Environment:
@@ -86,7 +86,7 @@ class Tau2Domain(Domain):
 
 
 class Tau2Environment(Environment):
-    """One conversation's world."""
+    """The environment of one conversation."""
 
     __slots__ = ("_stale", "agent_side", "is_shared", "user_side", "world")
 
@@ -137,7 +137,7 @@ class Tau2Environment(Environment):
             result = tool.run(toolkit, arguments)
             if tool.writes or self._stale:
                 self.settle()
-        except Exception as error:  # noqa: BLE001 - the benchmark shows any exception to the caller
+        except Exception as error:  # noqa: BLE001 - the benchmark shows every exception to the caller
             self._stale = self._stale or (tool is not None and tool.writes)
             return ToolResult(f"Error: {error}", True)
         return ToolResult(result if isinstance(result, str) else toolkit.show(result), False, tool.ends)
@@ -151,7 +151,7 @@ class Tau2Environment(Environment):
         return result
 
     def settle(self) -> None:
-        """Bring both sides in step."""
+        """Synchronize both sides."""
         self._stale = False
         if self.domain.after_call is not None:
             self.domain.after_call(self.agent_side, self.user_side)
@@ -176,7 +176,7 @@ class Tau2Environment(Environment):
         return tool, toolkit
 
     def replay_writes(self, turns: Sequence[Turn]) -> None:
-        """Carry out again what changed anything: how the benchmark takes up a history."""
+        """Execute the writing calls of a history again, as the benchmark does."""
         for turn in turns:
             for call in turn.message.tool_calls:
                 tool = self.domain.agent_tools.get(call.name) or self.domain.user_tools.get(call.name)
@@ -202,8 +202,8 @@ class Tau2Environment(Environment):
         return Tau2Environment(self.domain, self.world)
 
     def reach_gold(self) -> Tau2Environment:
-        """A fresh world in which the gold calls were carried out as the benchmark does it: those that are
-        refused are passed over, and the two sides are not brought in step."""
+        """A fresh environment after the gold calls. As in the benchmark, refused calls are skipped and the
+        two sides are not synchronized."""
         gold = self.reopen()
         for call in self.task.expected.calls:
             try:
@@ -214,7 +214,7 @@ class Tau2Environment(Environment):
         return gold
 
     def gold_digest(self) -> str:
-        """Where the gold calls lead."""
+        """The digest of the state that the gold calls reach."""
         if self.world.gold is None:
             self.world.gold = self.reach_gold().digest()
         return self.world.gold
@@ -236,7 +236,7 @@ DONE = Tool(
 
 
 def to_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Messages as the benchmark writes them: a tool's result names who asked for it."""
+    """Convert the benchmark's messages, in which a tool result names the side that called it."""
     turns: list[Turn] = []
     side: Side = "agent"
     for shape in messages:
