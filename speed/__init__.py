@@ -1,1 +1,1 @@
-"""Speed, measured side by side with what people would use instead: `python -m speed`."""
+"""Speed measurements beside alternatives: `python -m speed`."""

@@ -1,7 +1,7 @@
-"""Every speed claim, measured: python -m speed [MEASUREMENT …] [--quick]
+"""Measure every speed claim: python -m speed [MEASUREMENT …] [--quick]
 
-Each measurement is a script of its own beside this one. Results go to speed/results.json and into the table
-of docs/speed.md; measurements that were not run keep the lines they had.
+Each measurement is a module of this package. Results are written to speed/results.json and to the table of
+docs/speed.md. Measurements that were not run keep their previous lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ GROWTH = "![CPU seconds over conversations, turns, records, concurrency; dotted:
 
 
 def show(value: float | None) -> str:
-    """Three digits that count, without powers of ten."""
+    """A number with three significant digits, without powers of ten."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -70,7 +70,7 @@ def to_table(figures: list[Figure]) -> str:
 
 
 def in_order(figures: list[Figure]) -> list[Figure]:
-    """Cases of a model side by side, whenever each was measured: float32 first, by their numbers."""
+    """Group the cases of a model: float32 first, then by their numbers."""
 
     def to_key(figure: Figure) -> tuple[bool, str]:
         case = figure.name.partition(", ")[2].replace(",", "")
@@ -102,8 +102,8 @@ def read_results(path: Path) -> dict[str, list[Figure]]:
 
 
 def put(figure: Figure, figures: list[Figure], *, finished: bool = True) -> list[Figure]:
-    """In the place of what was measured before under its name, or behind the others. One that waits for more
-    repetitions does not take the place of one that has them."""
+    """Replace the previous figure of that name, or append it. A figure that is waiting for more repetitions
+    does not replace a complete one."""
     names = [(one.name, one.against) for one in figures]
     place = names.index(name) if (name := (figure.name, figure.against)) in names else len(figures)
     if not finished and figures[place:] and figures[place].repetitions > figure.repetitions:
@@ -112,7 +112,7 @@ def put(figure: Figure, figures: list[Figure], *, finished: bool = True) -> list
 
 
 def add(name: str, change: Callable[[list[Figure]], list[Figure]]) -> None:
-    """Change the figures of one measurement; others may measure something else meanwhile."""
+    """Change the figures of one measurement. Other measurements may run at the same time."""
     with (ROOT / "speed" / "__main__.py").open() as lock:
         flock(lock, LOCK_EX)
         known = read_results(RESULTS)
@@ -130,8 +130,8 @@ def write(known: dict[str, list[Figure]]) -> None:
 
 
 def refuse_impossible(figure: Figure) -> None:
-    """Where ours is faster than the machine allows it has not done the work: no such figure is written down.
-    A slope is no such bound, and rates of a machine vary by some percent."""
+    """Refuse a figure that is faster than the machine allows: the work was not done. A slope has no such
+    bound, and the speed of a machine varies by some percent."""
     if figure.unit != "slope" and figure.away is not None and figure.away < 0.9:
         sys.exit(
             f"{figure.name}: ours is {1 / figure.away:.2f} times better than its bound "
@@ -142,34 +142,38 @@ def refuse_impossible(figure: Figure) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m speed", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=", ".join(MEASUREMENTS))
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes, to see that it works; writes nothing"
-    )
+    parser.add_argument("--quick", action="store_true", help="Tiny sizes, as a test; writes nothing")
     parser.add_argument(
         "--repetitions",
         type=int,
         default=5,
-        help="alternating repetitions, 5 by default",
+        help="Alternating repetitions. Default: 5",
     )
-    parser.add_argument("--model", help="folder of the model; SmolLM2 from its package where left out")
+    parser.add_argument("--model", help="Folder of the model. Default: SmolLM2 from its package")
     parser.add_argument("--trl-python", dest="trl", help="Python of an environment with TRL")
     parser.add_argument("--vllm-python", dest="vllm", help="Python of an environment with vLLM")
     parser.add_argument("--llama-server", dest="llama", metavar="FILE", help="llama.cpp's server")
     parser.add_argument("--gguf", metavar="FILE", help="the model's weights for llama.cpp")
-    parser.add_argument("--data", metavar="DIR", help="folder with TAU2's data; TRIALOGUE_DATA otherwise")
+    parser.add_argument("--data", metavar="DIR", help="Folder with TAU2's data. Default: TRIALOGUE_DATA")
     parser.add_argument("--tau2-checkout", dest="tau2", metavar="DIR", help="checkout of tau2-bench")
-    parser.add_argument("--tau2-python", help="Python of an environment with what tau2-bench needs")
+    parser.add_argument("--tau2-python", help="Python of an environment with the requirements of tau2-bench")
     parser.add_argument(
         "--demo", metavar="DIR", help="folder with finished demonstrations: DIR/*/summary.json"
     )
     parser.add_argument(
-        "--only", metavar="TEXT", default="", help="only cases of step, sample and update whose name has it"
+        "--only",
+        metavar="TEXT",
+        default="",
+        help="Only cases of step, sample and update whose name contains this",
     )
     parser.add_argument(
-        "--against", metavar="TEXT", default="", help="only peers of sample whose name has it"
+        "--against", metavar="TEXT", default="", help="Only peers of sample whose name contains this"
     )
     parser.add_argument(
-        "--precision", choices=("float32", "bfloat16"), default="", help="step and sample in this one alone"
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="",
+        help="Measure step and sample only in this dtype",
     )
     given = parser.parse_args()
     chosen = given.measurements or list(MEASUREMENTS)

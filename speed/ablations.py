@@ -43,16 +43,16 @@ from trialogue.world.domains.shop import domain as shop
 from trialogue.world.tools import Tool
 
 OUTAGES = 0.05
-"""How often a reply of the unreliable user fails for good."""
+"""Probability that a reply of the unreliable user fails."""
 
 
 SILENCE = "(the line is dead)"
-"""What is on record of an outage that is scored."""
+"""The reason recorded for a scored outage."""
 
 
 class Unreliable:
-    """A user whose service is down now and then. An outage fails the conversation; one that is scored ends it
-    with a reward of 0."""
+    """A user whose service sometimes fails. An outage fails the conversation; a scored one ends it with a
+    reward of 0."""
 
     def __init__(self, user: Model, random: Random, *, scored: bool) -> None:
         self.user, self.random, self.scored = user, random, scored
@@ -80,8 +80,8 @@ scored: Domain = replace(shop, user=partial(make_unreliable, scored=True), rewar
 
 
 class UnmaskedEngine(TorchEngine):
-    """Trains every token of a conversation. Nobody sampled what users and tools say, so the present policy's
-    log-probabilities stand in for the sampler's."""
+    """Trains every token of a conversation. The tokens of users and tools were not sampled, so the current
+    policy's log-probabilities replace the sampler's."""
 
     async def forward_backward(
         self, rows: Sequence[Row], loss: LossFunction, *, temperature: float = 1.0

@@ -1,7 +1,7 @@
-"""Gold replays of TAU2, TAU-bench and BFCL a second, and memory: python speed/benchmarks.py --data DIR
+"""Gold replays of TAU2, TAU-bench and BFCL per second, and memory: python speed/benchmarks.py --data DIR
 
-An episode opens a task's world, makes its gold calls and grades the result; CPU time of one core, best of
-several rounds. Memory is that of a thousand worlds, each opened and its gold calls made.
+An episode opens a task's environment, makes its gold calls and grades the result. Times are CPU time of one
+core, best of several rounds. Memory is that of a thousand environments after their gold calls.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ OFFICIAL = {
     "tau:retail": 2.8,
     "tau:airline": 1.3,
 }
-"""Episodes a second of the benchmarks' own code on such a core."""
+"""Episodes per second of the benchmarks' own code on a comparable core."""
 
 
 def to_trajectory(task: Task) -> Trajectory:
-    """A conversation in which everything gold is done and said."""
+    """A conversation in which all gold calls are made and all expected words are said."""
     turns = [
         Turn(side="agent", message=Message(role="assistant", content=". ".join(map(str, task.expected.say))))
     ]
@@ -63,9 +63,9 @@ def play(domain: Any, task: Task, trajectory: Trajectory) -> Any:
 
 
 def measure(domain: Any, split: str, rounds: int) -> tuple[float, float, float]:
-    """Episodes a second, and KB of a world before and after its calls."""
+    """Episodes per second, and KB of an environment before and after its calls."""
     pairs = [(task, to_trajectory(task)) for task in domain.tasks(split)]
-    for task, trajectory in pairs:  # what is found once per task is found here
+    for task, trajectory in pairs:  # fills the caches of tasks
         play(domain, task, trajectory)
     best = float("inf")
     for _ in range(rounds):
@@ -86,8 +86,8 @@ def measure(domain: Any, split: str, rounds: int) -> tuple[float, float, float]:
 
 
 def measure_bfcl(category: str, data: str | None, rounds: int) -> tuple[float, float]:
-    """Entries a second: instances are made, the gold calls carried out as an agent's, and graded. And KB of
-    a world after its gold calls."""
+    """Entries per second, with gold calls executed as an agent's and graded, and KB of an environment after
+    its gold calls."""
     domain = bfcl.find(category, data)
     cases = [
         (
@@ -117,13 +117,13 @@ def measure_bfcl(category: str, data: str | None, rounds: int) -> tuple[float, f
 
 
 OFFICIAL_BFCL = {"base": 508, "miss_func": 607, "miss_param": 614, "long_context": 402}
-"""Entries a second of the package's own checker on such a core."""
+"""Entries per second of the package's own checker on a comparable core."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", help="folder with the benchmarks' data; TRIALOGUE_DATA otherwise")
-    parser.add_argument("--bfcl", help="folder with an unpacked bfcl-eval, where it is not installed")
+    parser.add_argument("--data", help="Folder with the benchmarks' data. Default: TRIALOGUE_DATA")
+    parser.add_argument("--bfcl", help="Folder with an unpacked bfcl-eval, if it is not installed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

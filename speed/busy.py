@@ -1,7 +1,7 @@
-"""The demonstration beside a busy process on one of two cores, against the same on quiet ones, in turn.
+"""Time the demonstration beside a busy process on one of two cores, and on quiet cores, in turn.
 
-Each is `trialogue demo --minutes 1` in a process of its own on two cores. Three rounds take nine minutes on a
-machine that does nothing else; other work makes the ratio meaningless.
+Each run is `trialogue demo --minutes 1` in a process of its own on two cores. Three rounds take nine minutes.
+Other work on the machine makes the ratio meaningless.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from speed.measure import ROOT, Figure, Options, alone
 
 TARGET = 1.8
 CHOSEN = ("OMP_", "GOMP_", "KMP_", "MKL_")
-"""Variables that would fix the number of threads or how they wait."""
+"""Variables that would fix the number of threads or their way of waiting."""
 
 
 def measure(options: Options) -> list[Figure]:
@@ -58,7 +58,7 @@ def time_demo(cores: list[int], minutes: float) -> float:
 
 @contextmanager
 def keep_busy(core: int) -> Generator[None]:
-    """A process that computes on one core and never rests."""
+    """A process that computes on one core without pause."""
     spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", spin]) as process:
         try:

@@ -1,11 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
-"""TAU2 from start to grade, and the memory of its open worlds, beside tau2-bench itself.
+"""TAU2 episodes and the memory of open environments, beside tau2-bench.
 
-An episode opens a task's world, brings it into its first state, makes the gold calls and grades the result;
-a judge of wording is asked on neither side. The peer's code is run from a checkout (`--tau2-checkout`), by a
-Python that has what it needs (`--tau2-python`); without one, figures recorded earlier stand in its place and
-say so. Without data (`--data` or TRIALOGUE_DATA, or the checkout's own) the measurement is left out.
+An episode opens a task's environment with its set-up, makes the gold calls and grades the result. No side
+asks a judge. The peer's code runs from a checkout (`--tau2-checkout`) in a Python with its requirements
+(`--tau2-python`). Without one, previously recorded figures are used and marked. Without data (`--data`,
+TRIALOGUE_DATA or the checkout's own) the measurement is skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from speed.measure import Figure, Options, Part, alternate, compare, find_versions, join_versions
 
 RECORDED_MEGABYTES = 12.8
-"""Of one open retail environment of tau2-bench 1.0.1."""
-ROUNDS = 20  # ours plays all tasks so many times, to have something to time
+"""KB of one open retail environment of tau2-bench 1.0.1."""
+ROUNDS = 20  # repetitions of all tasks by ours, to take long enough
 OPEN_OURS, OPEN_THEIRS = 1000, 50
 
 
@@ -33,7 +33,7 @@ def play_ours(domain: str, data: str | None, count: int) -> Callable[[], dict[st
 
     world = tau2.find(domain, data)
     pairs = [(task, to_trajectory(task)) for task in world.tasks("test", count)]
-    for task, trajectory in pairs:  # what is found once per task is found here
+    for task, trajectory in pairs:  # fills the caches of tasks
         play(world, task, trajectory)
 
     def run() -> dict[str, Any]:
@@ -77,14 +77,14 @@ def open_ours(domain: str, data: str | None, count: int) -> Callable[[], dict[st
 
 
 def prepare_theirs(checkout: str) -> str:
-    """Makes tau2-bench of a checkout importable; its version."""
+    """Make tau2-bench of a checkout importable. Returns its version."""
     import tomllib
 
     os.environ["TAU2_DATA_DIR"] = str(Path(checkout) / "data")
     sys.path.insert(0, str(Path(checkout) / "src"))
     from loguru import logger
 
-    logger.remove()  # it writes every call to the terminal otherwise
+    logger.remove()  # otherwise it prints every call
     with (Path(checkout) / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["project"]["version"]
 
@@ -217,7 +217,7 @@ def measure(options: Options) -> Iterator[Figure]:
 def pair(
     options: Options, domain: str, work: str, count: int | None, recorded: dict[str, Any]
 ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]], str]]:
-    """Alternating runs of both sides, or of ours beside what is recorded, and what to call the other side."""
+    """Alternating runs of both sides, or of ours beside recorded figures, and the name of the other side."""
     data = options.data or options.tau2
     ours = partial(Part, "episodes", f"ours{work}", domain=domain, data=data, count=count or OPEN_OURS)
     if options.tau2 is None or options.tau2_python is None:

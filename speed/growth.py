@@ -1,7 +1,8 @@
 # pyright: reportUnknownMemberType=false
-"""How time and memory grow with conversations, turns, records and concurrency; docs/images/growth.png.
+"""Measure how time and memory grow with conversations, turns, records and concurrency.
 
-CPU seconds of one core. The slope of log time over log size says how it grows: 1 is linear.
+Draws docs/images/growth.png. Times are CPU seconds of one core. The slope of log time over log size shows the
+growth: 1 is linear.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PICTURE = ROOT / "docs" / "images" / "growth.png"
 
 
 async def hold(domain: Domain, tasks: list[Task], count: int, turns: int, concurrency: int) -> None:
-    """Conversations of so many turns: lookups, then the order is cancelled."""
+    """Conversations with a number of turns: lookups, then the order is cancelled."""
 
     def agent(task: Task, seed: int) -> ScriptedModel:
         order = "W" + task.id[1:]
@@ -72,9 +73,9 @@ def time_it(action: Callable[[], object]) -> float:
 
 
 def time_records(records: int) -> float:
-    """A thousand environments opened, written to and summed up, over a database of so many records."""
+    """Open, write and digest a thousand environments over a database with a number of records."""
     domain, task = make_large(records)
-    write_three(domain.open(task)).digest()  # the base's own sum is made once
+    write_three(domain.open(task)).digest()  # computes the digest of the shared base
 
     def use() -> None:
         for _ in range(1000):
@@ -84,8 +85,8 @@ def time_records(records: int) -> float:
 
 
 def find_slope(points: list[tuple[int, float]]) -> float:
-    """Least squares through log size and log time, without the smallest sizes, where what is constant
-    shows."""
+    """Fit log time over log size by least squares, without the smallest sizes, where constant costs
+    dominate."""
     upper = [(log(size), log(seconds)) for size, seconds in points[len(points) // 2 - 1 :]]
     middle = sum(x for x, _ in upper) / len(upper), sum(y for _, y in upper) / len(upper)
     across = sum((x - middle[0]) * (y - middle[1]) for x, y in upper)
@@ -152,7 +153,7 @@ def draw(curves: dict[str, list[tuple[int, float]]], target: Path) -> None:
         axes.loglog([size for size, _ in points], line, linestyle=":", color="#888888")
         axes.set(xlabel=name, title=f"slope {find_slope(points):.2f}")
         if not linear:
-            axes.set_ylim(first[1] / 10, first[1] * 10)  # flat is to look flat
+            axes.set_ylim(first[1] / 10, first[1] * 10)  # a constant must look constant
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("CPU seconds")
     figure.tight_layout()

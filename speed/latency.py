@@ -1,11 +1,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false, reportPrivateUsage=false
-"""256 conversations with a user who takes 200 ms, now and then seconds, to answer; four answers each.
+"""256 conversations with a user who takes 200 ms, sometimes seconds, for each of four answers.
 
-Nothing can be faster than the conversation whose own user takes longest in all: the critical path. Beside
-ours runs TRL's own loop over tools, in which asking the user is a tool: it waits for one conversation's
-answer before it asks for the next one's, with plain functions and with coroutines alike. The agents say what
-is written down on either side, so that only waiting is measured.
+Nothing can be faster than the conversation whose own user takes longest in total: the critical path. The peer
+is TRL's own tool loop, in which asking the user is a tool: it waits for one conversation's answer before it
+asks for the next one, with plain functions and with coroutines. On both sides the agents follow a script, so
+that only waiting is measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def draw_seconds(chance: Random, pace: float) -> float:
 
 
 class SlowUser:
-    """Says what a scripted user says, after a while."""
+    """Says the lines of a scripted user after a delay."""
 
     def __init__(self, script: ScriptedModel, chance: Random, pace: float) -> None:
         self.script, self.chance, self.pace, self.waited = script, chance, pace, 0.0
@@ -54,7 +54,7 @@ class SlowUser:
 async def hold(
     world: tuple[Domain, list[Task]], conversations: int, seed: int, pace: float
 ) -> tuple[float, float, float]:
-    """Seconds taken, seconds of the critical path, and of all users' answers one after the other."""
+    """Seconds taken, seconds of the critical path, and the sum of all users' answers."""
     from trialogue.score.reward import grade
     from trialogue.talk.rollout import RolloutSettings, rollout
     from trialogue.talk.scripted import ScriptedModel, call
@@ -108,7 +108,7 @@ def wait_in_trl(folder: str, conversations: int, pace: float) -> Callable[[], di
     seeds = count()
 
     class Desk:
-        """What TRL calls an environment: its methods are the tools of one conversation."""
+        """A TRL environment: its methods are the tools of one conversation."""
 
         def reset(self, number: int, seed: int, **_: Any) -> None:
             self._chance = Random(f"{seed}/{number}")
@@ -153,7 +153,7 @@ def wait_in_trl(folder: str, conversations: int, pace: float) -> Callable[[], di
         seed, turn = next(seeds), count()
 
         def speak(prompts: list[Any], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-            """In the model's place."""
+            """Stands in for the model."""
             return [
                 list(asks if number < ANSWERS else leaves) for number in [next(turn)] for _ in prompts
             ], None
@@ -178,7 +178,7 @@ def measure(options: Options) -> Iterator[Figure]:
     name = f"{conversations} conversations, user latency {TYPICAL * pace * 1000:.0f} ms with a long tail"
     by = "critical path: the conversation whose user takes longest"
     world = make_domain()
-    asyncio.run(hold(world, conversations, 0, 0.0))  # what is found once per domain is found here
+    asyncio.run(hold(world, conversations, 0, 0.0))  # fills the caches of the domain
     found: list[tuple[float, float, float]] = []
     theirs: list[dict[str, Any]] = []
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 # pyright: reportPrivateUsage=false
-"""What all measurements share: figures, repetitions that alternate, work in processes of its own, bounds.
+"""The common parts of all measurements: figures, alternating repetitions, work in separate processes, bounds.
 
-Nothing here imports torch or trialogue, so that a peer's environment can run its part.
+Nothing here imports torch or trialogue, so that the environment of a peer can run its part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-BODY, EMBEDDING = 106.2e6, 28.3e6  # weights of SmolLM2-135M; the embedding is the output matrix too
+BODY, EMBEDDING = 106.2e6, 28.3e6  # weights of SmolLM2-135M, whose embedding is also the output matrix
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -39,7 +39,7 @@ QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     quick: bool = False
     repetitions: int = 5
@@ -47,14 +47,14 @@ class Options:
     trl: str | None = None  # Pythons of the peers' environments
     vllm: str | None = None
     llama: str | None = None  # llama.cpp's server
-    gguf: str | None = None  # and the same weights as it reads them
+    gguf: str | None = None  # and the weights in its format
     data: str | None = None  # folder with TAU2's data
     tau2: str | None = None  # checkout of tau2-bench, and the Python to run it
     tau2_python: str | None = None
     demo: str | None = None  # folder of finished demonstrations
-    only: str = ""  # what the name of a case has to hold
-    against: str = ""  # and that of a peer, where there are several
-    precision: str = ""  # float32 or bfloat16 alone
+    only: str = ""  # text in the names of the cases to run
+    against: str = ""  # and in the names of peers
+    precision: str = ""  # float32 or bfloat16 only
 
     def wants(self, case: str) -> bool:
         return self.only in case
@@ -62,10 +62,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table. `ratio` is how many times better ours is, with the range over repetitions;
-    `bound` is what the machine would allow at most, in the same unit, and `bounded_by` says by what; `away`
-    is how many times worse ours is than that; `note` is what else was found, which no name tells: names stay
-    the same from run to run; `measured` is the day."""
+    """One line of the table. `ratio` is how many times better ours is, with the range over repetitions.
+    `bound` is the limit of the machine in the same unit, `bounded_by` its cause, and `away` how many times
+    worse ours is. `note` is additional information: names stay the same from run to run. `measured` is the
+    day."""
 
     name: str
     ours: float
@@ -96,7 +96,7 @@ def compare(
     versions: dict[str, str] | None = None,
     note: str = "",
 ) -> Figure:
-    """A figure of alternating repetitions (ours, theirs): medians, and the range of the ratios."""
+    """A figure of alternating repetitions (ours, theirs): medians and the range of ratios."""
     ratios = [ours / theirs if more_is_better else theirs / ours for ours, theirs in pairs]
     middle = median(ours for ours, _ in pairs)
     return Figure(
@@ -142,7 +142,7 @@ def alone(
     bounded_by: str = "",
     note: str = "",
 ) -> Figure:
-    """A figure that has no peer; the ratio, where there is a target, tells how far below it we are."""
+    """A figure without a peer. The ratio, if there is a target, is how far below it ours is."""
     ratios = [target / value for value in values] if target is not None else None
     return Figure(
         name,
@@ -166,7 +166,7 @@ PACKAGES = ("torch", "transformers", "trl", "vllm")
 
 
 def find_versions() -> dict[str, str]:
-    """Of this process: Python, trialogue, and those of the packages that it has loaded."""
+    """Versions of Python, trialogue and the packages loaded in this process."""
     found = {"python": platform.python_version()}
     with suppress(metadata.PackageNotFoundError):
         found["trialogue"] = f"{metadata.version('trialogue')} {find_commit()}".strip()
@@ -175,7 +175,7 @@ def find_versions() -> dict[str, str]:
 
 @cache
 def find_commit() -> str:
-    """What was measured: the commit, and whether code has changed since."""
+    """The measured commit, and whether the code has changed since."""
 
     def ask(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -188,7 +188,7 @@ def find_commit() -> str:
 
 
 def join_versions(ours: dict[str, Any], theirs: dict[str, Any], peer: str) -> dict[str, str]:
-    """What both sides ran with; where they differ, the peer's carries its name."""
+    """The versions of both sides; where they differ, the peer's has its name."""
     joined: dict[str, str] = dict(ours["versions"])
     for package, version in theirs["versions"].items():
         same = joined.get(package, version) == version
@@ -201,11 +201,11 @@ def find_peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
-# -- parts: work in a process of its own -------------------------------------------------------------------
+# -- parts: work in separate processes ---------------------------------------------------------------------
 
 
 class Part:
-    """`speed.MODULE.PARTS[NAME]` in a process of its own, made ready once and run whenever it is asked."""
+    """`speed.MODULE.PARTS[NAME]` in a separate process, prepared once and run on request."""
 
     def __init__(self, module: str, name: str, python: str | None = None, **settings: Any) -> None:
         self.name = f"{module}:{name}"
@@ -219,13 +219,13 @@ class Part:
 
     def run(self) -> dict[str, Any]:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # one that has ended is told of below
+        with suppress(BrokenPipeError):  # a process that has ended is reported below
             self.process.stdin.write("run\n")
             self.process.stdin.flush()
         return self._read()
 
     def _read(self) -> dict[str, Any]:
-        """What a part says is marked; whatever else libraries print is theirs."""
+        """A part marks its lines of output; other lines come from libraries."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("> "):
@@ -246,7 +246,7 @@ class Part:
 
 
 def serve(module: str, name: str, settings: dict[str, Any]) -> None:
-    """The other end of `Part`."""
+    """The process side of `Part`."""
     run: Callable[[], dict[str, Any]] = import_module(f"speed.{module}").PARTS[name](**settings)
     say = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115 - whatever becomes of sys.stdout
     say.write("> {}\n")
@@ -258,9 +258,9 @@ def serve(module: str, name: str, settings: dict[str, Any]) -> None:
 def alternate(
     parts: Sequence[Callable[[], Part]], repetitions: int, *, anew: bool = False
 ) -> Iterator[list[list[dict[str, Any]]]]:
-    """Results of each part so far, told after every round, so that whoever stops keeps what there is. A round
-    is one run of each in turn: a change of the machine's pace meets all. With `anew` every run has a process
-    of its own, which is what its peak memory is of."""
+    """The results of each part so far, after every round, so that an interrupted run keeps them. A round runs
+    each part once in turn, so that a change of the machine's speed affects all. With `anew` every run has a
+    process of its own, for its peak memory."""
     results: list[list[dict[str, Any]]] = [[] for _ in parts]
     with ExitStack() as stack:
         made = [] if anew else [stack.enter_context(make()) for make in parts]
@@ -279,7 +279,7 @@ def run_once(make: Callable[[], Part]) -> dict[str, Any]:
 
 
 def find_precisions(options: Options) -> tuple[str, ...]:
-    """What to compute in: float32, and bfloat16 where the processor multiplies such numbers."""
+    """The dtypes to measure: float32, and bfloat16 if the processor multiplies it."""
     import torch
 
     wanted = (options.precision,) if options.precision else ("float32", "bfloat16")
@@ -290,8 +290,8 @@ def find_precisions(options: Options) -> tuple[str, ...]:
 
 
 def find_rates(precision: str = "float32", seconds: float = 0.5) -> dict[str, float]:
-    """Floating-point operations a second of a large matrix product, the fastest there is, bytes a second read
-    from memory, and bytes of a number."""
+    """Floating-point operations per second of a large matrix product, bytes per second read from memory, and
+    bytes of a number."""
     import torch
 
     kind: torch.dtype = getattr(torch, precision)

@@ -1,10 +1,10 @@
-"""How long the demonstration takes to reach 85 % on held-out tasks, out of its finished runs (`--demo DIR`).
+"""Time until the demonstration reaches 85 % on held-out tasks, from its finished runs (`--demo DIR`).
 
-Counted are the seconds of the cold start and of every phase of reinforcement up to the first check that
-shows 85 % or more; a seed of which no check does counts with all its seconds of learning, which is less than
-it would need. These checks are on 100 dev tasks, every 12 steps; the test tasks are asked only before and
-after. The first version of the demonstration never came there: after 765.9 s it solved 45.7 % of the test
-tasks and 64 % of the dev tasks, so that the ratio is a bound from below.
+Counted are the seconds of the cold start and of reinforcement learning up to the first check with 85 % or
+more. A seed without such a check counts with all its seconds of learning, which is less than it would need.
+The checks use 100 dev tasks, every 12 steps; the test tasks are evaluated only before and after. The first
+version of the demonstration never reached 85 %: after 765.9 s it solved 45.7 % of the test tasks and 64 % of
+the dev tasks. So the ratio is a lower bound.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def measure(options: Options) -> list[Figure]:
 
 
 def find_goal(demo: Path, summary: dict[str, Any]) -> tuple[int, float, float]:
-    """The first check that shows the goal, or the last one: its step, what it showed, seconds until then."""
+    """The first check that reaches the goal, or else the last one: its step, its value, the seconds until
+    then."""
     checks = [line for _, line in read_lines(demo / "rl" / "metrics.jsonl") if line.get("kind") == "eval"]
     shown = next((check for check in checks if check["pass^1"] >= GOAL), checks[-1])
     phases = [line for _, line in read_lines(demo / "rl" / "timings.jsonl") if "step" in line]
@@ -71,7 +72,7 @@ def find_goal(demo: Path, summary: dict[str, Any]) -> tuple[int, float, float]:
 
 
 def count_flops(run: Path, last: int) -> float:
-    """Two operations for each weight and token to sample, six to learn, over the steps up to `last`."""
+    """Operations up to step `last`: two per weight and token to sample, six to learn."""
     weights = (run / "model" / "model.safetensors").stat().st_size / 4
     tokens = 0
     for step in range(1, last + 1):

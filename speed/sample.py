@@ -1,14 +1,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
-"""Sampling on SmolLM2-135M: 32 conversations of 6 turns that share their first 500 or 2,000 tokens, and plain
-batches of 1, 8 and 32. Beside transformers' continuous batching, which takes minutes for them, only the first
-2 turns are held.
+"""Measure sampling on SmolLM2-135M: conversations with a shared prompt, and plain batches of 1, 8 and 32.
 
-Every side gets the same token ids in and gives the same number out; a peer keeps of earlier turns what it can
-keep: transformers' `generate` keys and values of every conversation, its continuous batching and vLLM what
-their prefix caches hold, the server of llama.cpp a slot for each conversation. All compute in float32,
-llama.cpp with the weights of the file it is given and a cache of halves, which is its default; all but
-llama.cpp once more in bfloat16 on processors that multiply it.
+32 conversations of 6 turns share their first 500 or 2,000 tokens. Beside transformers' continuous batching,
+which takes minutes for them, only their first 2 turns are sampled.
+
+Every side gets the same token ids and returns the same number of tokens. A peer keeps from earlier turns what
+it can: transformers' `generate` the keys and values of every conversation, its continuous batching and vLLM
+their prefix caches, the server of llama.cpp a slot for each conversation. All compute in float32; llama.cpp
+with the weights of its file and a half-precision cache, which is its default. On processors that multiply
+bfloat16 all but llama.cpp are also measured in it.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from speed.measure import (
 )
 from speed.step import make_prompt
 
-OWN, OBSERVED = 24, 24  # tokens of a conversation's own first message, and after each reply but the last
-TURNS, FIRST = 6, 2  # of a conversation, and the first of them, which is enough for peers that take minutes
-CACHED = 2 * 30 * 3 * 64  # numbers that SmolLM2 keeps of a token: keys and values, layers, heads, width
+OWN, OBSERVED = 24, 24  # tokens of the first message, and observed after each reply but the last
+TURNS, FIRST = 6, 2  # turns, and the number of them for peers that take minutes
+CACHED = 2 * 30 * 3 * 64  # cached numbers per token of SmolLM2: keys and values, layers, heads, width
 RUNS = count()
 
 Reply = Callable[[list[list[int]]], list[list[int]]]
 
 
 def converse(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> dict[str, Any]:
-    """All conversations, turn by turn; `reply` continues every row. The first token is another one in every
-    run, so that no cache holds anything of the run before."""
+    """Sample all conversations turn by turn; `reply` continues every row. The first token differs in every
+    run, so that caches contain nothing from the previous run."""
     shared = [1000 + next(RUNS), *prompt[1:]]
     rows = [[*shared, *(5000 + (31 * talk + place) % 997 for place in range(OWN))] for talk in range(talks)]
     started, said = perf_counter(), 0
@@ -57,7 +58,7 @@ def converse(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> dic
 
 
 def warm_up(prompt: Sequence[int], talks: int, turns: int, reply: Reply) -> Callable[[], dict[str, Any]]:
-    """A word of two conversations first, then whenever it is asked the whole."""
+    """Warm up with two short conversations, then run everything on each request."""
     converse(prompt[:64], min(2, talks), 1, reply)
     return lambda: converse(prompt, talks, turns, reply)
 
@@ -97,7 +98,7 @@ def sample_generate(
 
     def reply(rows: list[list[int]]) -> list[list[int]]:
         ids = torch.tensor(rows)
-        # All but the last token that was said, and what was observed after it: the same conversations.
+        # The same conversations: all but the last sampled token, and the observation after it.
         if kept[0] is None or kept[0].get_seq_length() + 1 + OBSERVED != ids.shape[1]:
             kept[0] = DynamicCache(config=model.config)
         settings = {"attention_mask": torch.ones_like(ids), "do_sample": True, "top_k": 0}
@@ -126,7 +127,7 @@ def sample_continuous(
         num_blocks=talks * (longest // page + 2),
         max_batch_tokens=2048,
         max_requests_per_batch=talks,
-        max_blocks_per_request=0,  # a way through that only flash attention has
+        max_blocks_per_request=0,  # a code path that only flash attention has
     )
     asked = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
 
@@ -138,7 +139,7 @@ def sample_continuous(
 
 
 def number_of(item: tuple[str, Any]) -> int:
-    """Of a request named `req_12`."""
+    """The number in the name of a request such as `req_12`."""
     return int(item[0].rsplit("_", 1)[1])
 
 
@@ -150,7 +151,7 @@ def sample_vllm(
     from vllm import LLM, SamplingParams
 
     _, shared = make_prompt(AutoTokenizer.from_pretrained(folder), prompt)
-    # Of all cases, so that it is compiled once; of what was said before it keeps whole blocks alone.
+    # Made for all cases, so that it is compiled once. It caches whole blocks only.
     sizes = {"max_model_len": 4096, "max_num_seqs": 32, "block_size": 32}
     model = LLM(folder, dtype=precision, enable_prefix_caching=True, enforce_eager=eager, **sizes)
     params = SamplingParams(max_tokens=new, ignore_eos=True, temperature=1.0, detokenize=False)
@@ -271,7 +272,7 @@ def tell(case: Case, precision: str) -> str:
 def match(
     case: Case, precision: str, peers: list[Peer], repetitions: int, folder: str, rates: dict[str, float]
 ) -> Iterator[Figure]:
-    """Ours and all of these peers in turn."""
+    """Ours and all selected peers in turn."""
     prompt, talks, turns, new = case
     if precision != "float32":
         peers = [peer for peer in peers if "gguf" not in peer[2]]
@@ -299,9 +300,9 @@ def match(
 
 
 def find_least(case: Case, rates: dict[str, float]) -> float:
-    """Seconds that the machine needs at least: distinct tokens that are only read go through the body once,
-    at the speed of large products; every step of new tokens brings all weights and what is kept of all
-    conversations from memory, and multiplies them."""
+    """Lower bound of the seconds on this machine: distinct observed tokens pass the body once at the speed of
+    large products; every step of sampled tokens reads all weights and caches from memory and multiplies
+    them."""
     prompt, talks, turns, new = case
     read = prompt + talks * (OWN + (turns - 1) * OBSERVED)
     kept = prompt + talks * (OWN + turns * new + (turns - 1) * OBSERVED) / 2  # on average

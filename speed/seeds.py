@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false
-"""The demonstration with several seeds, one curve each: python speed/seeds.py [--seeds 0 1 2] [--out DIR]
+"""Run the demonstration with several seeds, one curve each: python speed/seeds.py [--seeds 0 1 2] [--out DIR]
 
-Seeds that are finished in `--out` are not run again. Prints the table and writes `learning.png`.
+Seeds finished in `--out` are not run again. Prints the table and writes `learning.png`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long one waits for the first thing to happen: help, a conversation, the page of a large run."""
+"""Waiting times: help, the first conversation, the page of a large run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def time_command(*arguments: str) -> float:
 
 def measure(options: Options) -> list[Figure]:
     repeated = range(options.repetitions)
-    time_command("--help")  # compiles to bytecode, once and for all
+    time_command("--help")  # compiles to bytecode once
     python: list[float] = []
     for _ in repeated:
         started = perf_counter()

@@ -1,17 +1,17 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false, reportPrivateUsage=false
-"""One GRPO step on SmolLM2-135M, ours and TRL's: eight siblings of one prompt, sampled and learned from.
+"""Measure one GRPO step on SmolLM2-135M, ours and TRL's: eight siblings of one prompt, sampled and learned
+from.
 
-Every repetition has a process of its own, in which a whole step is taken before the one that is measured: in
-the first ones memory is taken from the system, which a run of many steps does once. Where a step takes
-minutes, the very first one is measured on both sides. In several turns an observation follows each reply but
-the last; TRL's side then is a `rollout_func` that calls `generate` for all siblings at once, turn by turn, as
-its documentation shows. It gives no log-probabilities: TRL takes them from the sampler only where that is
-vLLM, and making them would cost it more. What was said before is kept from turn to turn, and weights are
-rounded to bfloat16 once, not for every token. Nor does TRL compute anything twice for its gradients
-(checkpointing); it learns in micro-batches, which take it less memory and as long. Both sides compute in
-float32, and on processors that multiply bfloat16 once more in that, which is TRL's default; weights and
-moments are float32 in either case.
+Every repetition has a process of its own, which takes a whole step before the measured one: the first steps
+allocate memory, which a long run does only once. If a step takes minutes, the first step is measured on both
+sides. With several turns an observation follows each reply but the last. TRL's side is then a `rollout_func`
+that calls `generate` for all siblings, turn by turn, as its documentation shows. It returns no
+log-probabilities: TRL takes them from the sampler only with vLLM, and computing them would cost it more.
+Earlier turns are kept in the cache, and weights are rounded to bfloat16 once, not for every token. TRL
+recomputes nothing for its gradients (no checkpointing), and learns in micro-batches, which need less memory
+and the same time. Both sides compute in float32, and on processors that multiply bfloat16 also in that, which
+is TRL's default. Weights and moments are float32 in both cases.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from speed.measure import (
 )
 
 SIBLINGS = 8
-OBSERVED = 32  # tokens after each reply but the last
+OBSERVED = 32  # tokens observed after each reply but the last
 CASES = ((512, 128, 1), (512, 128, 4), (2048, 128, 1), (512, 512, 4), (2048, 512, 4))
-LONG = 6000  # tokens of all siblings together from which on a step takes minutes
-FITTING = 3000  # tokens that TRL learns from at once: with more it takes as long, and more memory
+LONG = 6000  # from this many tokens of all siblings a step takes minutes
+FITTING = 3000  # tokens per micro-batch of TRL: more take as long and need more memory
 WORDS = (
     "the",
     "order",
@@ -61,8 +61,8 @@ WORDS = (
 
 
 def make_prompt(tokenizer: Any, length: int) -> tuple[str, list[int]]:
-    """A text of common words that is exactly so many tokens, in no order that one could go on with: siblings
-    that say the same would be computed once."""
+    """A text of common words with an exact number of tokens, in an unpredictable order: siblings with equal
+    replies would be computed once."""
     text = " ".join(Random(length).choices(WORDS, k=length))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == length, f"the prompt has {len(ids)} tokens instead of {length}"
@@ -88,7 +88,9 @@ def step_ours(
     async def talk(number: int, share: float) -> Row:
         tokens, mask, logprobs = list(first), [0] * len(first), [0.0] * len(first)
         for turn in range(turns):
-            params = SamplingParams(max_tokens=new // turns, seed=number)  # no two siblings say the same
+            params = SamplingParams(
+                max_tokens=new // turns, seed=number
+            )  # no two siblings have the same reply
             (reply,) = await engine.sample([tokens], params, session=str(number))
             tokens += reply.tokens
             mask += [1] * len(reply.tokens)
@@ -198,7 +200,7 @@ def step_trl(
             generate = trainer._generate
 
             def timed(*arguments: Any, **more: Any) -> Any:
-                began = perf_counter()  # what is sampled is the first thing of a step
+                began = perf_counter()  # a step begins with sampling
                 result = generate(*arguments, **more)
                 masks = result[2] or [[1] * len(said) for said in result[1]]
                 said = sum(map(sum, masks))
@@ -247,7 +249,7 @@ def match(
     rows: list[tuple[dict[str, Any], dict[str, Any]]],
     rates: dict[str, float],
 ) -> Iterator[Figure]:
-    """The figures of a case, out of the repetitions that there are."""
+    """The figures of a case from its repetitions."""
     prompt, new, turns = sizes
     assert all(one["tokens"] == other["tokens"] == SIBLINGS * new for one, other in rows)
     whole = prompt + SIBLINGS * (new + (turns - 1) * OBSERVED)
@@ -272,9 +274,9 @@ def take(result: dict[str, Any], name: str) -> float:
 
 
 def find_least(prompt: int, new: int, turns: int, rates: dict[str, float]) -> dict[str, float]:
-    """Seconds that the machine needs at least: two operations for each weight and token forward, four
-    backward; prompts once for all siblings; the output matrix only where tokens are sampled; and all weights
-    brought from memory for each token that the siblings sample side by side."""
+    """Lower bound of the seconds on this machine: two operations per weight and token forward, four backward;
+    prompts once for all siblings; the output matrix only for sampled tokens; and all weights read from memory
+    for each token that the siblings sample together."""
     weights = BODY + EMBEDDING
     read = prompt + SIBLINGS * (turns - 1) * OBSERVED
     forward = 2 * (BODY * (read + SIBLINGS * new) + EMBEDDING * SIBLINGS * new)

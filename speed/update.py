@@ -1,8 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""One update on rows that share their prompt: as a tree, packed without sharing, padded as a plain batch.
+"""Compare one update on rows that share their prompt: as a tree, packed, and padded.
 
-The same rows, loss and weights on every side: SmolLM2-135M, eight siblings of one prompt. What can be gained
-is the ratio of the tokens that have to be computed.
+Packed rows share nothing; padded rows are a plain batch. Rows, loss and weights are the same on every side:
+SmolLM2-135M, eight siblings of one prompt. The largest possible gain is the ratio of the tokens that must be
+computed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from speed.step import FITTING, SIBLINGS
 
 
 def make_rows(prompt: int, new: int) -> list[list[int]]:
-    """Siblings of different lengths, from three quarters of `new` to all of it."""
+    """Siblings of different lengths, between three quarters of `new` and `new`."""
     chance = random.Random(0)
     shared = [chance.randrange(1000, 9000) for _ in range(prompt)]
     lengths = [new - number * new // (4 * SIBLINGS) for number in range(SIBLINGS)]
@@ -37,7 +38,7 @@ def make_rows(prompt: int, new: int) -> list[list[int]]:
 
 
 def share_nothing(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens that two rows have in common, as one takes it who packs them."""
+    """Number of common first tokens of two rows."""
     return 0
 
 
@@ -70,7 +71,7 @@ def update_ours(folder: str, prompt: int, new: int, share: bool) -> Callable[[],
 
 
 def update_padded(folder: str, prompt: int, new: int) -> Callable[[], dict[str, Any]]:
-    """What one writes first: pad, forward, cross entropy on what was said, backward, AdamW; in parts of as
+    """The straightforward update: pad, forward, cross entropy on replies, backward, AdamW, in parts of as
     many tokens as the others learn from at once."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -133,7 +134,7 @@ def measure(options: Options) -> Iterator[Figure]:
 def match(
     case: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], against: str, least: float
 ) -> Iterator[Figure]:
-    """Time and memory, out of the repetitions that there are."""
+    """Time and memory from the repetitions."""
     rows = list(zip(ours, theirs, strict=True))
     fewer = theirs[0]["tokens"] / ours[0]["tokens"]
     versions = join_versions(ours[0], theirs[0], against)

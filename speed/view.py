@@ -1,4 +1,4 @@
-"""How fast the page of a large run opens: 10,000 conversations of 50 turns, made on the spot.
+"""Time to open the page of a large run: 10,000 conversations of 50 turns, generated first.
 
 python speed/view.py              make the run, serve it, measure, print
 python speed/view.py --make DIR   only make it
@@ -26,7 +26,8 @@ FAMILIES = ("cancel", "refund", "change_address", "question")
 
 
 def make_run(folder: Path, conversations: int = 10_000, turns: int = 50, steps: int = 40) -> Path:
-    """A run of training by size and shape: some conversations are written out, the others vary them."""
+    """A training run with realistic sizes: some conversations are complete, the others are variants of
+    them."""
     run = Run.create(RunSettings(directory=str(folder), name="large"), "train", "shop", EvalConfig(), 0)
     chance = random.Random(0)
     patterns = [make_conversation(chance, turns) for _ in range(24)]
@@ -94,8 +95,8 @@ def make_conversation(chance: random.Random, turns: int) -> Trajectory:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Seconds of what opening the page asks for, first and again, of the server's processor for the first,
-    and the server's memory."""
+    """Seconds of the requests for opening the page, the first and the second time, processor seconds of the
+    server for the first, and its memory."""
     command = [sys.executable, "-m", "trialogue", "view", str(folder), "--port", "0", "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -129,14 +130,14 @@ def measure(folder: Path) -> dict[str, float]:
 
 
 def read_processor(process: int) -> float:
-    """Seconds of processor time a process has used: on busy cores they say more than the clock."""
+    """Processor seconds of a process. On busy cores they are more accurate than the clock."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--make", metavar="DIR", help="only make the run, in this folder")
+    parser.add_argument("--make", metavar="DIR", help="Only make the run, in this folder")
     parser.add_argument("--conversations", type=int, default=10_000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

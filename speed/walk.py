@@ -1,7 +1,7 @@
-"""How much code one training step runs through: python speed/walk.py [--list]
+"""Count the code that one training step executes: python speed/walk.py [--list]
 
-After a short cold start, trains the tiny base for three steps and counts the package's files and functions
-that run during the second one. A reader who wants to follow a step has to read at most these files.
+After a short cold start it trains the tiny base for three steps and counts the files and functions of the
+package that run during the second one. Threads that were started before are not followed.
 """
 
 from __future__ import annotations

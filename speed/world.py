@@ -1,7 +1,7 @@
-"""What the world and the conversation cost: python speed/world.py [--json]
+"""Cost of the environment and of a conversation: python speed/world.py [--json]
 
-A database of 10,000 records; times are CPU time of one core, best of several rounds, so that a busy machine
-disturbs them little.
+The database has 10,000 records. Times are CPU time of one core, best of several rounds, so that other work on
+the machine has little influence.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def make_domain() -> tuple[Domain, list[Task]]:
 
 
 def best(action: Callable[[], object], times: int, rounds: int = 7) -> float:
-    """CPU microseconds of one action, in the best round."""
+    """CPU microseconds of one action in the best round."""
     found: list[float] = []
     for _ in range(rounds):
         started = time.process_time()
@@ -108,8 +108,8 @@ def write_three(environment: Environment) -> Environment:
 
 
 def measure_memory(domain: Domain, task: Task, count: int = 1000) -> float:
-    """KB of Python memory for each of many environments that are open at once and have written 3 records."""
-    write_three(domain.open(task))  # whatever is kept once and for all
+    """KB of Python memory per open environment, for many that have each written 3 records."""
+    write_three(domain.open(task))  # caches of the domain
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -120,7 +120,7 @@ def measure_memory(domain: Domain, task: Task, count: int = 1000) -> float:
 
 
 def measure_conversations(domain: Domain, tasks: list[Task], rounds: int = 3) -> tuple[float, float]:
-    """Conversations per CPU second, held and graded, and the turns of one of them."""
+    """Conversations per CPU second, sampled and graded, and the turns of one of them."""
 
     def agent(task: Task, seed: int) -> ScriptedModel:
         order = "W" + task.id[1:]
@@ -155,8 +155,8 @@ def measure() -> dict[str, float]:
     task = tasks[0]
     environment = domain.open(task)
     written = write_three(domain.open(task))
-    written.digest()  # the base's own sum is made once
-    written.call("find_orders", {"customer": "C1"})  # and so is its index
+    written.digest()  # computes the digest of the shared base
+    written.call("find_orders", {"customer": "C1"})  # and its index
     numbers = iter(range(10**9))
 
     def write() -> object:
@@ -179,7 +179,7 @@ def measure() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the world and the conversation cost.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object only")
     figures = (
         {name: round(value, 2) for name, value in measure().items()} if parser.parse_args().json else None
     )

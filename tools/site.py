@@ -1,7 +1,7 @@
 """Build the documentation site from the Markdown files of the repository: `make docs`.
 
-The files keep their places, so that links stay right; a page of the public names is written beside them. The
-build fails when a link is broken, a page is in no menu, or a public name has no docstring.
+The files keep their paths, so that links stay valid. A page of the public names is added. The build fails if
+a link is broken, a page is missing from the menu, or a public name has no docstring.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HALVES = {
     "For domains": ("errors", "messages", "task", "trajectory", "world"),
     "For agents, users and training": ("config", "engine", "learn", "score", "talk"),
 }
-"""The two halves of the public names, and the packages whose names belong to each."""
+"""The two halves of the public names, and the packages of each."""
 
 
 def main(zensical: str) -> int:
@@ -54,7 +54,7 @@ def copy_pages() -> None:
 
 
 def write_names() -> str:
-    """The page of the public names: in two halves, by the module that each comes from."""
+    """The page of the public names: two halves, ordered by module."""
     homes = trialogue.find_homes()
     lines = [
         "# Public names",
@@ -72,7 +72,7 @@ def write_names() -> str:
 
 
 def find_menu() -> set[str]:
-    """The pages that the menu of zensical.toml names."""
+    """The pages in the menu of zensical.toml."""
     entries: list[Any] = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     found: set[str] = set()
     while entries:
@@ -85,15 +85,15 @@ def find_menu() -> set[str]:
 
 
 def find_undocumented() -> list[str]:
-    """Public names without a docstring of their own."""
+    """Public names without their own docstring."""
     return [name for name in trialogue.__all__ if not is_documented(name, getattr(trialogue, name))]
 
 
 def is_documented(name: str, thing: object) -> bool:
-    """Whether a class or function has a docstring, an alias or a constant a string right below it."""
+    """Whether a class or function has a docstring, or an alias or constant a string below it."""
     if inspect.isclass(thing):
         text = vars(thing).get("__doc__") or ""
-        return bool(text.strip()) and not text.startswith(f"{name}(")  # a dataclass writes itself one
+        return bool(text.strip()) and not text.startswith(f"{name}(")  # dataclass generates a docstring
     if inspect.isroutine(thing) or inspect.ismodule(thing):
         return bool((thing.__doc__ or "").strip())
     home = trialogue.find_homes().get(name)

@@ -1,4 +1,4 @@
-"""Targets that read files: one file of a good set is spoilt, everything that reads it is let loose on it, and
+"""Targets that read files: one file of a good set is damaged, and everything that reads it is run on it, and
 it is put back. What is refused is refused in one line that names the file."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from made_up import BFCL_CODE, MESSAGES, SETS, TOOLS
-from spoil import mutate, spoil, twist
+from mutate import mutate, mutate_file, twist
+from sample_files import BFCL_CODE, MESSAGES, SETS, TOOLS
 
 from trialogue.benchmarks import ace, bfcl
 from trialogue.benchmarks.ace.execute import UnreadableCalls, read_calls, write_calls
@@ -52,15 +52,15 @@ def find_folder(name: str) -> Path:
     return folder
 
 
-def spoiling(*names: str) -> Callable[[str, random.Random], None]:
-    """A target that spoils one file of a set and reads the folder."""
+def mutating(*names: str) -> Callable[[str, random.Random], None]:
+    """A target that damages one file of a set and reads the folder."""
 
     def target(text: str, draw: random.Random) -> None:
         name = draw.choice(names)
         folder = find_folder(name)
         place = draw.choice(list(SETS[name]))
         try:
-            (folder / place).write_bytes(spoil(SETS[name][place], place, draw))
+            (folder / place).write_bytes(mutate_file(SETS[name][place], place, draw))
             READERS[name](folder, place)
         except (ConfigError, DomainError, RunError) as error:
             told = str(error)
@@ -330,13 +330,13 @@ READERS: dict[str, Callable[[Path, str], None]] = {
 }
 """How the folder of each set is read, all of it or one place."""
 FILE_TARGETS: dict[str, Callable[[str, random.Random], None]] = {
-    "tau1": spoiling("tau1-json", "tau1-code"),
-    "tau2": spoiling("tau2", "tau2-code"),
-    "bfcl": spoiling("bfcl"),
-    "ace": spoiling("ace"),
+    "tau1": mutating("tau1-json", "tau1-code"),
+    "tau2": mutating("tau2", "tau2-code"),
+    "bfcl": mutating("bfcl"),
+    "ace": mutating("ace"),
     "written": read_written_calls,
-    "own": spoiling("own"),
+    "own": mutating("own"),
     "judges": read_judges,
     "corpora": read_corpus,
-    "records": spoiling("run"),
+    "records": mutating("run"),
 }

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from files import FILE_TARGETS
-from spoil import SEEDS, mutate, to_bytes
+from mutate import SEEDS, mutate, to_bytes
 
 from trialogue.config import EvalConfig, Speaker, TrainConfig, load_config
 from trialogue.durable import mend

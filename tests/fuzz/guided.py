@@ -44,7 +44,7 @@ def find_parser(name: str) -> tuple[Callable[[bytes], None], list[str]]:
 
     import files
     import fuzz
-    from spoil import SEEDS
+    from mutate import SEEDS
 
     from trialogue.config import EvalConfig, TrainConfig, load_config
     from trialogue.errors import ConfigError

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(120 + 30 * KILLS)
 @pytest.fixture(scope="module")
 def obey() -> Generator[Obey]:
     """Gives an order to a process that has everything loaded."""
-    script = Path(__file__).with_name("victims.py")
+    script = Path(__file__).with_name("kill_targets.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(script)],

@@ -1,1 +1,1 @@
-"""How the tiny base model is made."""
+"""The training of the tiny base model."""

@@ -1,10 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Makes the tiny base that comes with the package: a tokenizer, random weights, then lessons in copying.
+"""Make the tiny base model of the package: a tokenizer, random weights, and lessons in copying.
 
     python -m tools.tiny_base.pretrain OUT [--minutes 36] [--start BASE]
 
-The tokenizer sees conversations of the shop's train split, so that it knows the words; the weights see only
-lessons, so the base knows the format and how to copy, and nothing about any task.
+The tokenizer is trained on conversations of the shop's train split, so that it has the words. The weights are
+trained on lessons only, so the base knows the format and how to copy, and nothing about tasks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
 MASTERED = 0.5
-"""Lessons get harder while the loss is below this."""
+"""The lessons become harder while the loss is below this."""
 
 
 async def make_base(
     out: Path, *, start: Path | None = None, minutes: float = 36.0, seed: int = 0, batch: int = 64
 ) -> None:
-    """Make a base and write it to a folder; with `start` one that is there already learns more."""
+    """Make a base and write it to a folder. With `start`, train an existing base further."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from trialogue.engine.tiny import make_model, train_tokenizer
@@ -84,7 +84,7 @@ async def converse_often(domain: Domain, count: int, seed: int) -> list[Trajecto
 
 
 def to_document(trajectory: Trajectory) -> str:
-    """A conversation as the text the brief format makes of it."""
+    """A conversation as text in the brief format."""
     lines: list[str] = []
     for turn in trajectory.turns:
         message = turn.message
@@ -96,14 +96,14 @@ def to_document(trajectory: Trajectory) -> str:
 
 
 def list_keys(documents: Iterable[str]) -> list[str]:
-    """The keys of calls and results, under which values are told."""
+    """The keys of values in calls and results."""
     return sorted({key for document in documents for key in re.findall(r" (\w+)[:=*] ", document)})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--start", type=Path, help="a base that learns more, instead of a new one")
+    parser.add_argument("--start", type=Path, help="An existing base to train further")
     parser.add_argument("--minutes", type=float, default=36.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

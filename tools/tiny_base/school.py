@@ -1,9 +1,9 @@
-"""Lessons in copying for a model made from nothing: what a base has to know before it can learn any task.
+"""Lessons in copying for a model trained from scratch: what a base must know before it can learn a task.
 
-A lesson is a made-up dialogue in the brief format. A person mentions values among words that mean nothing;
-they are said again in calls and answers, found by the key they were told under or by what they look like (an
-e-mail has an @). Records come back and are quoted. Tools, words and values are drawn at random, so no lesson
-tells anything about any task. Only the repeated values are trained on.
+A lesson is a generated dialogue in the brief format. A person mentions values among random words. Calls and
+answers repeat them; they are found by their key or by their form (an e-mail has an @). Records are returned
+and quoted. Tools, words and values are random, so no lesson contains anything about a task. Only the repeated
+values are trained on.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ WORDS = tuple(
     i'm i've i'd don't can't won't you're there's here's what's let's isn't
     """.split()  # noqa: SIM905 - easier to read than a list of strings
 )
-"""Words that fill the lessons; the tokenizer is given them too, so that no common word is strange later."""
+"""Filler words of the lessons. The tokenizer is trained on them too, so that common words have tokens."""
 
 PAIRS = tuple(first + second for first in ascii_lowercase for second in ascii_lowercase)
-"""All pairs of letters, of which names that mean nothing are made; the tokenizer has a token for each."""
+"""All pairs of letters, from which random names are made. The tokenizer has a token for each."""
 SPOKEN = tuple(pair for pair in PAIRS if sum(letter in "aeiou" for letter in pair) == 1)
-"""Those that can be spoken."""
+"""Pairs that can be pronounced."""
 LETTERS = "ABCDEFGHIJKLMNOPRSTVWZ"
 
 
 class Values:
-    """Values to be told and repeated. They are drawn from everything a vocabulary can write in one token, so
-    that each of its tokens is copied now and then."""
+    """Values to mention and repeat. They use all texts that the vocabulary can write in one token, so that
+    each token is copied sometimes."""
 
     def __init__(self, vocabulary: Iterable[str], random: Random) -> None:
-        """`vocabulary` are the texts of its tokens, those of whole words with the space before them."""
+        """`vocabulary` are the texts of its tokens; whole words include the space before them."""
         texts = sorted(vocabulary)
         self.random = random
         self.words = [text[1:] for text in texts if text[0] == " " and text[1:].isalpha()]
@@ -71,17 +71,17 @@ class Values:
             "payment_method": self.card,
             "status": self.word,
         }
-        """By the name of the key under which they are told; a lesson may use any other key too."""
+        """Kinds of values by the name of their key. A lesson may use any other key too."""
 
     def stem(self) -> str:
-        """A word that means nothing: any letters, or one or two syllables, maybe with some word's end."""
+        """A random word: any letters, or one or two syllables, sometimes with the end of a word."""
         if self.random.random() < 0.3:
             return "".join(self.random.choices(ascii_lowercase, k=self.random.randint(2, 8)))
         syllables = [self.syllable() for _ in range(self.random.randint(1, 2))]
         return "".join(syllables) + (self.random.choice(self.ends) if self.random.random() < 0.3 else "")
 
     def syllable(self) -> str:
-        """Two letters or three; where two syllables meet, any pair of letters may stand."""
+        """Two or three letters; between two syllables any pair of letters may occur."""
         return self.random.choice(SPOKEN) + self.random.choice(("", "", "", *"nrslkdtvmpgbxw"))
 
     def word(self) -> str:
@@ -114,7 +114,7 @@ class Values:
 
 
 class School:
-    """Writes lessons for one vocabulary. `difficulty` from 0 to 1 adds keys, words between, and shapes."""
+    """Writes lessons for one vocabulary. `difficulty` from 0 to 1 adds keys, filler words and forms."""
 
     def __init__(self, renderer: BriefRenderer, keys: list[str], seed: int = 0) -> None:
         self.renderer = renderer
@@ -158,8 +158,8 @@ class _Lesson:
         return Row(self.tokens, self.mask, [0.0] * len(self.tokens), [0.0] * len(self.tokens))
 
     def tell_and_call(self, keys: list[str]) -> None:
-        """A person tells values; a call repeats them. A key that is the name of its kind is found by the
-        looks of the value, any other one by the word before it."""
+        """A person mentions values and a call repeats them. A key that is the name of its kind is found by
+        the form of the value, any other key by the word before it."""
         random = self.random
         told: list[str] = []
         self.put(self.roles["user"])
@@ -174,7 +174,9 @@ class _Lesson:
         self.filler()
         self.put(self.roles["assistant"], self.roles["call"], f" {random.choice(WORDS)}")
         if len(self.known) > len(told) and random.random() < 0.5:
-            told.append(random.choice([key for key in self.known if key not in told]))  # told long ago
+            told.append(
+                random.choice([key for key in self.known if key not in told])
+            )  # mentioned long before
         for place, key in enumerate(random.sample(told, len(told))):
             self.put(" |" if place else "", f" {key}:")
             self.repeat(key)

@@ -63,7 +63,7 @@ class Toolkit(Database):
         """A checked record as plain data."""
         return value.model_dump()
 
-    def carry(self, prepared: Any) -> None:
+    def copy_state(self, prepared: Any) -> None:
         """Copy the state that a set-up left outside the records."""
 
     def do(self, name: str, arguments: Mapping[str, Any]) -> Any:

@@ -1,5 +1,4 @@
-"""A corpus of conversations: which ones are accepted, why others are rejected, and the files it is exported
-to.
+"""A corpus of conversations: which ones are accepted, why others are rejected, and its files.
 
 Decisions are made in the order of the tasks. So they depend neither on which conversation ended first nor on
 how often the run was stopped.

@@ -100,7 +100,7 @@ def equip(
         return domain
     if not simulator.model:
         raise ConfigError(
-            f"the tools of {domain.name} are simulated: say by whom, with simulator.model=openai:NAME"
+            f"the tools of {domain.name} are simulated; name the model: simulator.model=openai:NAME"
         )
     return replace(domain, tool_model=find_model(simulator, "user", domain, limits, seed, account, "tools"))
 

@@ -1,1 +1,1 @@
-"""What one sees: reports, the terminal and the local page."""
+"""Reports, terminal output and the local page."""

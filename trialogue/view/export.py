@@ -1,5 +1,7 @@
-"""Export a run or one conversation as a single HTML file: the same page with its data embedded. Its content
-security policy forbids loading anything else."""
+"""Export a run or one conversation as a single HTML file: the same page with its data embedded.
+
+Its content security policy forbids loading anything else.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Read the files of a run directory as they grow. Nothing is written. Only index entries stay in memory; a
-conversation is read from disk when it is shown.
+"""Read the files of a run directory as they grow. Nothing is written.
+
+Only index entries stay in memory; a conversation is read from disk when it is shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportMissingModuleSource=false
-"""Send metrics to experiment trackers through their own packages. Nothing depends on them: the run directory
-holds everything."""
+"""Send metrics to experiment trackers through their own packages.
+
+Nothing depends on them: the run directory contains everything.
+"""
 
 from __future__ import annotations
 

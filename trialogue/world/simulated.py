@@ -280,8 +280,7 @@ class SimulatedEnvironment(Environment):
         make = self.domain.tool_model
         if make is None:
             raise ConfigError(
-                f"the tools of {self.domain.name} are simulated; name the model that simulates them: "
-                "simulator.model=openai:NAME"
+                f"the tools of {self.domain.name} are simulated; name the model: simulator.model=openai:NAME"
             )
         database = cast("Simulated", self.database)
         tables = json.dumps(database.schemas(), ensure_ascii=False)

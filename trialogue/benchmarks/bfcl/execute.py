@@ -1,5 +1,7 @@
-"""Execute calls on instances of the benchmark's classes. Text is parsed into a plain call, never
-evaluated."""
+"""Execute calls on instances of the benchmark's classes.
+
+Text is parsed into a plain call and never evaluated.
+"""
 
 from __future__ import annotations
 

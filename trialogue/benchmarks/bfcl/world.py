@@ -1,5 +1,7 @@
-"""The environment of a BFCL conversation: fresh instances of the package's classes. Functions may be
-added."""
+"""The environment of a BFCL conversation: fresh instances of the package's classes.
+
+Functions may be added during the conversation.
+"""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class TelecomPhone(Toolkit):
     def to_record(cls, value: BaseModel) -> Plain:
         return value.model_dump(mode="json")
 
-    def carry(self, prepared: Any) -> None:
+    def copy_state(self, prepared: Any) -> None:
         self._set_vpn_performance(prepared.vpn_performance)
 
     def _set_vpn_performance(self, value: str) -> None:

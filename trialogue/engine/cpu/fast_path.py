@@ -1,9 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What a model on a CPU can be computed with faster than by transformers and torch: the engine's door to
-`cpu/`.
+"""Faster operations for a model on a CPU than those of transformers and torch.
 
-Every part checks itself against torch when it is loaded, and is absent where it does not fit: without a
-compiler, for layers of another kind, for other dtypes and widths.
+The engine uses only this module of `cpu/`. Every part checks itself against torch when it is loaded. It is
+absent where it does not fit: without a compiler, or for other kinds of layers, dtypes or widths.
 """
 
 from __future__ import annotations

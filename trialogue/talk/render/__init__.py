@@ -1,1 +1,1 @@
-"""Messages to token ids and back: one file for each format."""
+"""Convert messages to token ids and back, one module per format."""

@@ -1,8 +1,8 @@
-"""Messages to token ids and back, for one side of a conversation.
+"""Convert messages to token ids and back, for one side of a conversation.
 
-A renderer only ever appends: it writes the prompt once, then what was observed since the last reply. What the
-model sampled stays as it is, id by id. Formats live in `talk.render.templates`; any other Hugging Face chat
-template goes through `talk.render.chat_template`, which refuses one that rewrites what it has shown before.
+A renderer only appends: it renders the prompt once, then the messages since the last reply. Sampled ids are
+never changed. Built-in formats are in `talk.render.templates`. Other Hugging Face chat templates are used
+through `talk.render.chat_template`, which refuses templates that rewrite earlier messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Renderer(Protocol):
-    """One format of conversation over one tokenizer. It keeps no state and may be shared."""
+    """One conversation format over one tokenizer. Stateless, so it may be shared."""
 
     @property
     def name(self) -> str: ...
@@ -38,33 +38,34 @@ class Renderer(Protocol):
         ...
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The whole prompt, up to where the reply begins."""
+        """The whole prompt, up to the start of the reply."""
         ...
 
     def extend(
         self, ids: Sequence[int], reply: Sequence[int], messages: Sequence[Message]
     ) -> list[int] | None:
-        """What to append to a prompt `ids` and its sampled `reply`: the end of the turn where the reply
-        was cut before it, the new messages, the next opening. None where the format rewrites what `ids`
-        shows: then a new row has to start."""
+        """The ids to append to a prompt `ids` and its sampled `reply`: the end of the turn if the reply was
+        cut off before it, the new messages, and the start of the next reply. None if the format rewrites what
+        `ids` shows; then a new row starts."""
         ...
 
     def write(self, message: Message) -> list[int]:
-        """The reply that a model would sample to say this, its end included."""
+        """The reply that a model would sample for this message, including its end."""
         ...
 
     def parse(self, reply: Sequence[int]) -> Reply:
-        """What a sampled reply says. A broken call keeps its raw text as arguments, so that whoever made
-        it is told and can repair it."""
+        """Parse a sampled reply. A broken call keeps its raw text as arguments, so that the model gets an
+        error and can repair it."""
         ...
 
 
 def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
-    """The renderer of that name, or the one the tokenizer's control tokens and template call for.
+    """The renderer with this name, or the one that matches the control tokens and chat template of the
+    tokenizer.
 
     `hermes` (the same as `qwen3`) and `qwen3-nothink` keep earlier reasoning in the prompt, so that a
-    conversation is one row; `-exact` drops it where Qwen3's own template does and starts a new row there.
-    `template` takes any Hugging Face chat template that does not rewrite history. `module:name` and
+    conversation is one row. `-exact` drops it where Qwen3's own template does, and starts a new row there.
+    `template` uses any Hugging Face chat template that does not rewrite earlier messages. `module:name` and
     `path/to/file.py:name` are functions or classes of your own that take a `Vocabulary`.
     """
     from trialogue.talk.render import chat_template, templates
@@ -111,7 +112,7 @@ def guess_name(controls: Set[str], template: str | None) -> str | None:
 
     if controls >= set(COMPACT_TOKENS):
         return "compact"
-    # A template without tools has no way of calling them that another could contradict.
+    # A template without tools defines no format of calls that could differ.
     template = (template or "").replace("\\n", "\n")
     free = "tools" not in template
     if {"<|im_start|>", "<|im_end|>"} <= controls and (free or '<tool_call>\n{"name":' in template):
@@ -124,9 +125,9 @@ def guess_name(controls: Set[str], template: str | None) -> str | None:
 def with_tokens(
     turns: Sequence[Turn], tools: Sequence[Tool], renderer: Renderer, *, opens: bool = False
 ) -> list[Turn]:
-    """The turns one side sees, with `Tokens` for each of its replies as if they had been sampled: what a
-    teacher said, made into rows to learn from. Log-probabilities are 0. A greeting is no reply to anybody
-    and belongs to the prompt; the words of a side that `opens` are its own."""
+    """The turns that one side sees, with `Tokens` for each of its replies as if they had been sampled: a
+    teacher's conversation as training rows. Log-probabilities are 0. A greeting belongs to the prompt, unless
+    the side `opens`."""
     done: list[Turn] = []
     row: list[int] = []
     reply: list[int] = []

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""A tokenizer's chat template, rendered within limits of time and memory (see `template_process`)."""
+"""Render a tokenizer's chat template within limits of time and memory (see `template_process`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import Any, TextIO
 from trialogue.errors import ConfigError
 
 SECONDS = 2.0
-"""Processor time for one text; real templates take milliseconds."""
+"""Maximum processor time for one text; real templates take milliseconds."""
 MEMORY = 1 << 29
 _PROGRAM = Path(__file__).with_name("template_process.py")
 
 
 class BoundedTemplate:
-    """Renders in a process that is started when first needed and ends with this object. A template that has
-    gone beyond a limit is not asked again."""
+    """Renders in a process that starts on first use and ends with this object. After a template has exceeded
+    a limit it is not rendered again."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -36,7 +36,7 @@ class BoundedTemplate:
         self._lock = Lock()
 
     def render(self, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool) -> str:
-        """The text of a conversation; a ConfigError where the template refuses it or takes too long."""
+        """The text of a conversation. Raises a ConfigError if the template refuses it or takes too long."""
         template = self._tokenizer.get_chat_template(None, tools=tools)
         asked = {
             "conversations": [messages],

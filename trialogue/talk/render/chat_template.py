@@ -1,8 +1,8 @@
-"""A renderer made from any Hugging Face chat template, as long as the template only ever appends.
+"""A renderer made from any Hugging Face chat template that only appends.
 
-Whether it does is tried out when the renderer is made, on small conversations with several user turns, tool
-calls and reasoning: laid down piece by piece they have to give what the template makes of the whole. One that
-rewrites what it has shown before is refused, since its prompts could not be grown id by id.
+This is tested when the renderer is created, with small conversations that have several user turns, tool calls
+and reasoning: rendered step by step they must equal the template's rendering of the whole. A template that
+rewrites earlier messages is refused, because its prompts could not grow by appending ids.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trialogue.talk.render.vocabulary import Pieces, Vocabulary
 from trialogue.trajectory import Reply
 from trialogue.world.tools import Tool
 
-# Control tokens in text are hidden from the template behind private characters and put back as plain text.
+# Control tokens in text are replaced by private characters before rendering and restored as plain text.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HIDDEN = re.compile(f"{_OPEN}(\\d*){_CLOSE}")
 
 
 class ChatTemplateRenderer:
-    """Renders through the tokenizer's template, with user and tool text kept out of the template's syntax."""
+    """Renders with the tokenizer's template. User and tool text cannot become template syntax."""
 
     name = "template"
 
@@ -66,7 +66,7 @@ class ChatTemplateRenderer:
         before = [_USER, Message(role="assistant", content="" if calls else "x", tool_calls=calls)]
         try:
             shown = self._render(before, ())
-        except ConfigError:  # a template for one call at a time; the model has made several
+        except ConfigError:  # the template allows only one call per message
             before[1] = before[1].model_copy(update={"tool_calls": calls[:1]})
             shown = self._render(before, ())
         whole = self._render([*before, *messages], (), prompt=True)
@@ -117,7 +117,7 @@ class ChatTemplateRenderer:
         return f"{_OPEN}{number}{_CLOSE}"
 
     def _split(self, text: str) -> Pieces:
-        """Rendered text as pieces; control tokens in it can only be the template's own."""
+        """Rendered text as pieces. Control tokens in it can only come from the template."""
         parts = self._controls.split(text)
         return [
             self.vocabulary.controls[part]
@@ -128,7 +128,7 @@ class ChatTemplateRenderer:
         ]
 
     def _find_tail(self) -> Pieces:
-        """What follows a reply: its end and what the template puts behind it."""
+        """The tokens after a reply: its end and what the template appends to it."""
         text = self._render([_USER, Message(role="assistant", content="zyx")], ())
         tail = self._split(text.rpartition("zyx")[2])
         if not tail or not isinstance(tail[0], int):
@@ -136,7 +136,7 @@ class ChatTemplateRenderer:
         return tail
 
     def _try_calls(self) -> str | None:
-        """What stands in the way of using tools, if anything."""
+        """Why tools cannot be used, or None."""
         call = ToolCall(id="call_0", name="look", arguments={"key": "W1"})
         message = Message(role="assistant", tool_calls=(call,))
         try:

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""A model's folder also says how it speaks: the tokenizer, and the renderer's name in `renderer.json`."""
+"""Load and save the tokenizer and the renderer of a model folder. `renderer.json` names the renderer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_toke
 def load_renderer(
     folder: str, name: str | None = None, setting: str = "learner.renderer"
 ) -> tuple[Any, Renderer]:
-    """The tokenizer and renderer of a model's folder; `name` overrides what it says, by this setting."""
+    """Load the tokenizer and the renderer of a model folder; `name`, from this setting, overrides the
+    folder's renderer."""
     from transformers import AutoTokenizer
 
     for text in TEXTS:
@@ -37,7 +38,7 @@ def load_renderer(
         check_counts(file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # none there, a hub out of reach, or files that hold something else
+    except Exception as error:  # missing files, an unreachable hub, or unexpected contents
         raise ConfigError(
             f"cannot load the model '{folder}': {explain(error)}; config.json, tokenizer.json and "
             "tokenizer_config.json must be as save_pretrained wrote them"
@@ -48,8 +49,8 @@ def load_renderer(
 def make_renderer(
     tokenizer: Any, folder: str, name: str | None = None, setting: str = "learner.renderer"
 ) -> Renderer:
-    """The renderer of a model's folder over a tokenizer at hand. A folder is data: code that it names runs
-    only where the caller names it too."""
+    """The renderer of a model folder for a loaded tokenizer. A folder is data: code that it names runs only
+    where the caller names it too."""
     note = Path(folder) / "renderer.json"
     if name is None and note.is_file():
         name = read_object(note, ConfigError).get("renderer")
@@ -62,18 +63,18 @@ def make_renderer(
 
 
 def count_ids(tokenizer: Any) -> int:
-    """How many ids the tokenizer has: a model's matrices may be padded beyond them."""
+    """Number of ids of the tokenizer. The matrices of a model may be padded to more."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def save_renderer(folder: Path, tokenizer: Any, renderer: Renderer) -> None:
-    """Put tokenizer and renderer beside the weights."""
+    """Save tokenizer and renderer beside the weights."""
     tokenizer.save_pretrained(folder)
     (folder / "renderer.json").write_text(json.dumps({"renderer": renderer.name}) + "\n", encoding="utf-8")
 
 
 def load_local(path: str, speaker: Speaker, limits: Limits, seed: int, role: str = "agent") -> ModelSource:
-    """A checkpoint that speaks in this process. Greedy unless the speaker has a temperature."""
+    """A checkpoint that is sampled in this process. Greedy unless the speaker has a temperature."""
     from trialogue.engine.api import EngineSettings
     from trialogue.engine.models import find_model_folder
     from trialogue.engine.torch_engine import TorchEngine

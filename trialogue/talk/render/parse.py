@@ -1,7 +1,7 @@
-"""Reading what a model sampled: reasoning, text, and tool calls, whole or broken.
+"""Parse sampled replies: reasoning, text and tool calls, complete or broken.
 
-A broken call is not lost and not guessed at: it becomes a `ToolCall` whose arguments are the raw text, the
-world answers it with an error, and the model can repair it.
+A broken call is not dropped or repaired. It becomes a `ToolCall` with the raw text as arguments; the
+environment answers it with an error, and the model can repair it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trialogue.trajectory import Reply
 
 Arguments = dict[str, Any] | str
 Found = tuple[str, Arguments]
-"""A call as it was read: name and arguments."""
+"""A parsed call: name and arguments."""
 
 _CALL = re.compile(
     r"""\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*?)\s*\}?\s*""",
@@ -29,7 +29,7 @@ _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What encloses calls and reasoning: control tokens where the vocabulary has them, else plain text."""
+    """The marks around calls and reasoning: control tokens if the vocabulary has them, otherwise text."""
 
     call: Piece
     end_call: Piece
@@ -48,7 +48,7 @@ def read_hermes(pieces: Pieces, marks: Marks, vocabulary: Vocabulary) -> Reply:
     before, after = cut(pieces, marks.end_think)
     lead, opened = cut(before, marks.think)
     if opened is not None and vocabulary.to_text(lead).strip():
-        opened = None  # a word in the middle of a sentence opens nothing
+        opened = None  # in the middle of a text it starts no reasoning
     if after is not None or opened is not None:
         inside = vocabulary.to_text(before if opened is None else opened).strip("\n")
         reasoning = inside or None
@@ -62,7 +62,7 @@ def read_hermes(pieces: Pieces, marks: Marks, vocabulary: Vocabulary) -> Reply:
     found: list[Found] = []
     while rest is not None:
         body, behind = cut(rest, marks.end_call)
-        if behind is None:  # not closed: up to the next call, or to the end
+        if behind is None:  # not closed: it ends at the next call or at the end
             body, rest = cut(rest, marks.call)
             found += read_json_calls(vocabulary.to_text(body))
             continue
@@ -74,7 +74,8 @@ def read_hermes(pieces: Pieces, marks: Marks, vocabulary: Vocabulary) -> Reply:
 
 
 def read_llama(pieces: Pieces, python_tag: int | None, vocabulary: Vocabulary) -> Reply:
-    """`{"name": …, "parameters": …}` as the whole message, or behind `<|python_tag|>`; several with `;`."""
+    """`{"name": …, "parameters": …}` as the whole message or after `<|python_tag|>`; several are separated by
+    `;`."""
     before, after = cut(pieces, python_tag) if python_tag is not None else (pieces, None)
     text = vocabulary.to_text(before)
     if after is not None:
@@ -85,7 +86,7 @@ def read_llama(pieces: Pieces, python_tag: int | None, vocabulary: Vocabulary) -
 
 
 def read_json_calls(text: str) -> list[Found]:
-    """Calls written as JSON objects, one after the other; what is no call any more is kept as raw text."""
+    """Calls written as consecutive JSON objects. An incomplete rest is kept as raw text."""
     found: list[Found] = []
     decoder = json.JSONDecoder()
     text = text.strip()
@@ -118,13 +119,13 @@ def read_compact(text: str) -> Found:
 
 
 def read_arguments(text: str) -> Arguments:
-    """A call's arguments; the raw text where they are no JSON object that could be written down again."""
+    """The arguments of a call: a JSON object, or else the raw text."""
     arguments = to_arguments(text)
     return arguments if is_writable(arguments) else text
 
 
 def is_writable(value: Any) -> bool:
-    """Whether a value can be kept as UTF-8: half of a surrogate pair cannot, nor a tower of brackets."""
+    """Whether a value can be encoded as UTF-8 JSON. Lone surrogates and extremely nested lists cannot."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -140,7 +141,7 @@ def to_calls(found: Sequence[Found]) -> tuple[ToolCall, ...]:
 
 
 def cut(pieces: Pieces, mark: Piece) -> tuple[Pieces, Pieces | None]:
-    """What lies before and behind the first mark; None behind where there is none."""
+    """The pieces before and after the first mark; None after it if there is no mark."""
     for position, piece in enumerate(pieces):
         if isinstance(mark, int) or isinstance(piece, int):
             if piece == mark:
@@ -165,7 +166,7 @@ def _to_found(value: Any) -> Found | None:
 
 
 def _salvage(text: str) -> Found:
-    """The name and raw arguments of a broken call, as far as they can be told apart."""
+    """The name and raw arguments of a broken call, as far as they can be found."""
     whole = _CALL.fullmatch(text)
     if whole is not None:
         try:

@@ -1,10 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-"""The program that renders a chat template, in a process of its own under limits of time and memory.
+"""Render chat templates in a separate process with limits of time and memory.
 
-A template is a program that came with a model. Jinja's sandbox keeps it from reading files, but not from
-looping for ever or from building endless text, and a thread cannot be stopped. `bounded_template` starts
-this file by its path, with a socket as standard input: a line of JSON with the template's values comes in, a
-line with its text or an error goes out. Nothing is printed.
+A template is a program that came with a model. Jinja's sandbox prevents access to files, but not endless
+loops or endless text, and a thread cannot be stopped. `bounded_template` runs this file with a socket as
+standard input. Each line of input is JSON with the values of the template, each line of output its text or an
+error.
 """
 
 import json
@@ -18,7 +18,7 @@ LONGEST = 1 << 24
 
 
 def limit_memory(more: int) -> None:
-    """Let the process take this many bytes beyond what it has, where the system knows such a limit."""
+    """Limit the process to this many bytes more than it uses now, if the system supports it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
@@ -35,7 +35,7 @@ def answer_lines() -> None:
     limit_memory(memory)
     channel = socket.socket(fileno=0).makefile("rw", encoding="utf-8")
     for line in channel:
-        # Past the limit the system ends the process: no handler could interrupt a single long operation.
+        # After the limit the system ends the process: a handler could not interrupt a long operation.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             asked = json.loads(line)

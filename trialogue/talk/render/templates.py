@@ -1,7 +1,7 @@
-"""Formats of conversation written out by hand: where a turn begins, how a call looks, what ends it.
+"""Built-in conversation formats: where turns begin and end, and how calls are written.
 
-`TurnRenderer` is what they share: prompts that only grow. A format says how the opening, the messages of the
-others and its own replies become pieces (see `talk.render.vocabulary`), and how pieces become a reply again.
+`TurnRenderer` is their common part: prompts that only grow. A format converts the opening, the messages of
+others and its own replies to pieces (see `talk.render.vocabulary`), and pieces back to a reply.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ from trialogue.world.tools import Tool
 
 
 class TurnRenderer(ABC):
-    """Lays turns end to end. A reply is always encoded apart from the prompt before it, as if sampled."""
+    """Renders turns one after the other. A reply is always encoded separately from its prompt, as if
+    sampled."""
 
     name: str
     end: int
     """The control token that ends a reply."""
     ends: tuple[int, ...]
-    """It, and others that a model may end a reply with just as well."""
+    """`end`, and other tokens that may end a reply."""
     stop_tokens: tuple[int, ...]
     prompt: Pieces
-    """Opens a reply."""
+    """The pieces that start a reply."""
     after: Pieces
-    """What the format puts behind the end of a reply."""
+    """The pieces after the end of a reply."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
 
     @abstractmethod
     def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
-        """What a conversation begins with."""
+        """The beginning of a conversation."""
 
     @abstractmethod
     def observe(self, messages: Sequence[Message]) -> Pieces:
-        """Messages of others, none of them an assistant's."""
+        """Messages of others; none is an assistant's."""
 
     @abstractmethod
     def say(self, message: Message) -> Pieces:
-        """An own message, without its end."""
+        """An own message without its end."""
 
     @abstractmethod
     def read(self, pieces: Pieces) -> Reply:
-        """An own message again, its end taken off."""
+        """Parse an own message; its end was removed."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         system = messages[0].content if messages and messages[0].role == "system" else None
@@ -89,11 +90,11 @@ COMPACT_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>
 
 
 class CompactRenderer(TurnRenderer):
-    """As few tokens as possible, for tiny models that learn the format from nothing.
+    """A format with few tokens, for tiny models that are trained from scratch.
 
     `<|system|>policy⏎cancel_order(order_id,reason?)<|user|>Hi<|assistant|><|call|>cancel_order{"order_id":"W1"}
-    <|end|><|tool|>cancelled<|assistant|>Done.<|end|>`: one id per role, one line per tool, the next role ends
-    what was observed. Reasoning is not written.
+    <|end|><|tool|>cancelled<|assistant|>Done.<|end|>`: one id per role, one line per tool; the next role ends
+    an observed message. Reasoning is not rendered.
     """
 
     name = "compact"
@@ -104,7 +105,7 @@ class CompactRenderer(TurnRenderer):
             vocabulary.get, COMPACT_TOKENS
         )
         self.ends, self.prompt, self.after = (self.end,), [self._assistant], []
-        # A model that opens somebody else's turn has finished its own.
+        # A model that starts another side's turn has ended its own.
         self.stop_tokens = (self.end, self._system, self._user, self._assistant, self._tool)
 
     def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
@@ -133,7 +134,7 @@ class CompactRenderer(TurnRenderer):
 
 
 def to_signature(tool: Tool) -> str:
-    """A tool on one line: `cancel_order(order_id,reason?)`, a question mark where it may be left out."""
+    """A tool on one line: `cancel_order(order_id,reason?)`. A question mark marks an optional argument."""
     required = set(tool.parameters.get("required", ()))
     names = tool.parameters.get("properties", {})
     return f"{tool.name}({','.join(name if name in required else f'{name}?' for name in names)})"
@@ -162,11 +163,11 @@ _HERMES_CALLS = (
 
 
 class HermesRenderer(TurnRenderer):
-    """ChatML turns with Hermes tool calls: Qwen3, Qwen2.5, SmolLM2 and many more.
+    """ChatML turns with Hermes tool calls: Qwen3, Qwen2.5, SmolLM2 and many others.
 
-    Earlier reasoning stays where it was sampled. `thinking=False` opens each reply with the closed, empty
-    block that Qwen3 was taught to answer directly behind. Where `<tool_call>` and its like are control tokens
-    they are written as such; elsewhere they are text, and only turns are safe from forgery.
+    Earlier reasoning is kept. `thinking=False` starts each reply with the empty, closed reasoning block that
+    makes Qwen3 answer directly. If `<tool_call>` and similar marks are control tokens they are written as
+    such. Otherwise they are text, and only turns are safe from forgery.
     """
 
     def __init__(self, vocabulary: Vocabulary, thinking: bool = True) -> None:
@@ -226,15 +227,15 @@ class HermesRenderer(TurnRenderer):
         return read_hermes(pieces, self._marks, self.vocabulary)
 
     def _mark(self, text: str) -> Pieces:
-        """Text of the format itself, in which tags are control tokens where there are such."""
+        """Text of the format. Tags in it become control tokens if the vocabulary has them."""
         parts = re.split(r"(</?tool_(?:call|response)>)", text)
         return [part if (found := self.vocabulary.find(part)) is None else found for part in parts if part]
 
 
 class Qwen3Renderer(HermesRenderer):
-    """History exactly as Qwen3's own template shows it: reasoning before the last user message is dropped.
+    """Qwen3's own history: reasoning before the last user message is dropped.
 
-    Such a prompt is no continuation of the one before, so a new row starts there.
+    Such a prompt does not continue the previous one, so a new row starts there.
     """
 
     def __init__(self, vocabulary: Vocabulary, thinking: bool = True) -> None:
@@ -249,7 +250,7 @@ class Qwen3Renderer(HermesRenderer):
         thought = self._marks.think in ids or self._marks.think in reply
         if thought and any(is_query(message) for message in messages):
             return None
-        # A block without reasoning is shown only while its reply is being made.
+        # An empty reasoning block is shown only while its reply is sampled.
         if not self._thinking or (self._marks.end_think in reply and not self.parse(reply).reasoning):
             return None
         return super().extend(ids, reply, messages)
@@ -275,7 +276,7 @@ class Qwen3Renderer(HermesRenderer):
 
 
 def is_query(message: Message) -> bool:
-    """Whether Qwen3's template takes it for a user's question rather than a tool's answer."""
+    """Whether Qwen3's template treats it as a user's question and not as a tool result."""
     text = message.content
     wrapped = text.startswith("<tool_response>") and text.endswith("</tool_response>")
     return message.role == "user" and not wrapped
@@ -289,11 +290,10 @@ _LLAMA_TOOLS = (
 
 
 class Llama3Renderer(TurnRenderer):
-    """Llama 3.1 and later, tools in the system message, the date fixed as in Meta's template.
+    """Llama 3.1 and later, with tools in the system message and the fixed date of Meta's template.
 
-    A call is the whole message, as the template has it. What the template cannot say is said in the nearest
-    way: text before a call is kept and `<|python_tag|>` divides them; several calls are divided by `;`.
-    Reasoning is not written.
+    As in the template, a call is the whole message. The template cannot render text before a call or several
+    calls: `<|python_tag|>` separates text from calls, and `;` separates calls. Reasoning is not rendered.
     """
 
     name = "llama3"

@@ -1,13 +1,13 @@
-"""The briefest format, for models of a few million weights that learn it from nothing.
+"""The shortest format, for models of a few million weights that are trained from scratch.
 
-Every word follows a space and every value follows its key, in the user's words, in calls and in results
-alike, so that what has to be copied is the same ids everywhere:
+Every word follows a space and every value follows its key, in the user's words, in calls and in results. So a
+value that must be copied has the same ids everywhere:
 
     <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
     <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
 
-`key:` is followed by a text, `key*` by texts with commas between, `key=` by JSON. Tools are not described,
-and of the policy only the title is shown: such a model learns both by doing. Reasoning is not written.
+`key:` is followed by text, `key*` by texts separated by commas, `key=` by JSON. Tools are not described, and
+of the policy only the title is shown: the model learns both from training. Reasoning is not rendered.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PART = re.compile(r"(?<![^\s:=*|])([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
 
 
 class BriefRenderer(CompactRenderer):
-    """The compact format's roles with briefer words between them; see the module."""
+    """The roles of the compact format with shorter texts; see the module."""
 
     name = "brief"
 
     @property
     def roles(self) -> dict[str, int]:
-        """The control tokens by name, for whoever writes in this format by hand."""
+        """The control tokens by name, for code that writes this format directly."""
         return {
             "user": self._user,
             "assistant": self._assistant,
@@ -78,7 +78,7 @@ def to_brief_call(call: ToolCall) -> str:
 
 
 def from_brief_call(text: str) -> Found:
-    """The name and arguments of a brief call; the raw text where they cannot be read."""
+    """The name and arguments of a brief call; the raw text if they cannot be parsed."""
     name, _, rest = text.removeprefix(" ").partition(" ")
     arguments: Arguments = {}
     for part in rest.split(" | ") if rest else ():
@@ -105,13 +105,13 @@ def _part(key: str, value: Any) -> str:
         texts = cast("list[Any]", value)
         if all(isinstance(text, str) and text and is_plain(text) and ", " not in text for text in texts):
             return f"{key}* {', '.join(texts)}".rstrip(" ")
-    # A bar would look like the end of the part; in JSON it can only stand inside a text.
+    # A bar would end the part; in JSON it only occurs inside a text.
     written = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("|", "\\u007c")
     return f"{key}= {written}"
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can stand as it is and be read back."""
+    """Whether a text can be written unquoted and parsed again."""
     return (
         " | " not in text
         and not text.endswith((" |", " "))
@@ -121,7 +121,7 @@ def is_plain(text: str) -> bool:
 
 
 def to_brief_result(text: str) -> str:
-    """A tool's result: JSON objects become parts like those of a call, everything else stays."""
+    """A tool's result. JSON objects become parts as in a call; other texts are unchanged."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""A tokenizer that cannot be talked into anything: text and control tokens are two kinds of things.
+"""A tokenizer that keeps text and control tokens apart.
 
-Renderers write and read *pieces*: a string is ordinary text, a number is the id of a control token. Text is
-encoded by a copy of the tokenizer that knows no control tokens, so `<|im_end|>` typed by a user, or returned
-by a tool, stays a harmless string of characters and never ends a turn.
+Renderers write and read *pieces*: a string is text, a number is the id of a control token. Text is encoded by
+a copy of the tokenizer without control tokens. So `<|im_end|>` in a user's message or a tool result is
+ordinary text and never ends a turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARKUP = frozenset("<>[]|{}")
 
 
 class Vocabulary:
-    """Pieces to ids and back. Takes a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
+    """Converts pieces to ids and back. Takes a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer: Tokenizer = find_backend(tokenizer)
@@ -40,18 +40,18 @@ class Vocabulary:
         self._check()
 
     def find(self, token: str) -> int | None:
-        """The id of a control token, where the vocabulary has it."""
+        """The id of a control token; None if the vocabulary does not have it."""
         return self.controls.get(token)
 
     def get(self, token: str) -> int:
-        """The id of a control token that has to be there."""
+        """The id of a control token that must exist."""
         if token not in self.controls:
             known = ", ".join(sorted(self.controls)[:20]) or "none"
             raise ConfigError(f"the tokenizer has no control token '{token}'; it has: {known}")
         return self.controls[token]
 
     def encode(self, pieces: Iterable[Piece]) -> list[int]:
-        """Ids of pieces. Neighbouring texts are joined first, as they would be in a rendered template."""
+        """Ids of pieces. Adjacent texts are joined first, as in a rendered template."""
         ids: list[int] = []
         text: list[str] = []
         for piece in pieces:
@@ -65,7 +65,7 @@ class Vocabulary:
         return ids
 
     def texts(self) -> list[str]:
-        """What each token but the control tokens writes."""
+        """The text of each token that is not a control token."""
         return [
             self.decode([number])
             for number in range(self.tokenizer.get_vocab_size())
@@ -73,7 +73,7 @@ class Vocabulary:
         ]
 
     def split(self, ids: Sequence[int]) -> Pieces:
-        """Pieces of ids: control tokens stay numbers, what lies between is decoded."""
+        """Pieces of ids: control tokens stay numbers, ids between them are decoded."""
         pieces: Pieces = []
         start = 0
         for position, number in enumerate(ids):
@@ -96,12 +96,12 @@ class Vocabulary:
     def _encode_text_anew(self, text: str) -> tuple[int, ...]:
         if not text:
             return ()
-        # Half of a surrogate pair, as broken JSON escapes leave behind, has no encoding.
+        # A lone surrogate, for example from a broken JSON escape, has no encoding.
         sound = text.encode("utf-8", "replace").decode()
         return tuple(self._plain.encode(sound, add_special_tokens=False).ids)
 
     def _check(self) -> None:
-        """Refuse a tokenizer whose model itself makes control tokens of plain text."""
+        """Refuse a tokenizer that encodes plain text as control tokens."""
         for token, number in self.controls.items():
             for text in (token, f" {token}", f"a{token}a", f"\n{token}\n"):
                 if not self._control_ids.isdisjoint(self._encode_text_anew(text)):
@@ -112,7 +112,7 @@ class Vocabulary:
 
 
 def find_backend(tokenizer: Any) -> Tokenizer:
-    """The `tokenizers.Tokenizer` inside whatever was given."""
+    """The `tokenizers.Tokenizer` of a tokenizer."""
     from tokenizers import Tokenizer
 
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -124,7 +124,7 @@ def find_backend(tokenizer: Any) -> Tokenizer:
 
 
 def _without_controls(tokenizer: Tokenizer, controls: Iterable[str]) -> Tokenizer:
-    """A copy that knows the same words but no control tokens."""
+    """A copy with the same words but no control tokens."""
     from tokenizers import Tokenizer
 
     shape = cast("dict[str, Any]", json.loads(tokenizer.to_str()))

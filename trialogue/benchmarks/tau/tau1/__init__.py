@@ -1,5 +1,7 @@
-"""The first TAU-bench: retail and airline. The user opens, and only the first call of a message is
-executed."""
+"""The first TAU-bench: retail and airline.
+
+The user opens, and only the first call of a message is executed.
+"""
 
 from __future__ import annotations
 

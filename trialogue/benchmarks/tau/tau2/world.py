@@ -78,10 +78,10 @@ class Tau2Domain(Domain):
             raise DomainError(f"task {task.id} cannot be set up: {error}") from error
         after, user_after = environment.agent_side, environment.user_side
         world = World(task, after.fork(), None, history, environment.is_shared)
-        world.agent_side.carry(after)
+        world.agent_side.copy_state(after)
         if user_after is not None:
             world.user_side = user_after.fork()
-            world.user_side.carry(user_after)
+            world.user_side.copy_state(user_after)
         return world
 
 
@@ -222,7 +222,7 @@ class Tau2Environment(Environment):
 
 def _open(toolkit: Toolkit) -> Toolkit:
     opened = toolkit.fork()
-    opened.carry(toolkit)
+    opened.copy_state(toolkit)
     return opened
 
 

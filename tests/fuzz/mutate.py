@@ -1,4 +1,4 @@
-"""How good input is spoilt: texts letter by letter, data place by place, all from a seed."""
+"""How good input is damaged: texts letter by letter, data place by place, all from a seed."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def twist(value: Any, draw: random.Random) -> Any:
     return copy
 
 
-def spoil(text: str, name: str, draw: random.Random) -> bytes:
+def mutate_file(text: str, name: str, draw: random.Random) -> bytes:
     """One file, twisted as the data it is or as mere letters."""
     if draw.random() < 0.25 or not text.strip() or not name.endswith((".json", ".jsonl")):
         return to_bytes(mutate(draw, text), draw)
