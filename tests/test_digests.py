@@ -14,23 +14,21 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from small_run import make_run
 
-from trialogue.config import EvalConfig, RunSettings, load_config
+from trialogue.config import EvalConfig, RunSettings
 from trialogue.digests import inspect, list_now, write_stamped
 from trialogue.errors import RunError
 from trialogue.lines import append_records, check_line, find_next, read_lines, stamp, write_records
 from trialogue.run import Run, is_listed, read_about, read_trajectories
-from trialogue.score.evaluate import evaluate
 from trialogue.view.api import Answers
 from trialogue.view.report import write_report
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = ['domain="shop"', 'agent.model="naive"', "tasks.count=6", "tasks.trials=2", 'run.name="r"']
-    folder = json.dumps(str(tmp_path_factory.mktemp("whole")))
-    config = load_config(EvalConfig, None, [*settings, f"run.directory={folder}"])
-    run = Path(asyncio.run(evaluate(config))["run"])
+    settings = ('agent.model="naive"', "tasks.count=6", "tasks.trials=2", 'run.name="r"')
+    run, _ = asyncio.run(make_run(tmp_path_factory.mktemp("whole"), *settings, domain="shop"))
     write_report(run)
     return run
 

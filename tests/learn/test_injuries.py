@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from small_run import make_run
 
 from trialogue.cli.main import main
-from trialogue.config import EvalConfig, SynthesizeConfig, load_config
+from trialogue.config import SynthesizeConfig, load_config
 from trialogue.corpus.synthesize import synthesize
 from trialogue.digests import REPORTS
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.lines import append_records
-from trialogue.score.evaluate import evaluate
 from trialogue.view.report import write_report
 
 COUNT = 60
@@ -48,9 +48,9 @@ def add_logs(run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = ('agent.model="naive"', "tasks.count=12")
     folder = tmp_path_factory.mktemp("eval")
-    settings = ['domain="shop"', 'agent.model="naive"', "tasks.count=12", f'run.directory="{folder}"']
-    run = Path(asyncio.run(evaluate(load_config(EvalConfig, None, settings), started=add_logs))["run"])
+    run, _ = asyncio.run(make_run(folder, *settings, domain="shop", started=add_logs))
     write_report(run)
     return run
 

@@ -2,23 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from small_run import make_run
 
-from trialogue.config import EvalConfig, load_config
 from trialogue.errors import RunError
-from trialogue.score.evaluate import evaluate
 from trialogue.view.report import read_result, to_report, write_report
-from trialogue.world.scaffold import write_domain
-
-
-async def make_run(folder: Path, *settings: str) -> tuple[Path, dict[str, Any]]:
-    if not (folder / "bakery").exists():
-        write_domain(folder / "bakery")
-    known = [f"domain={json.dumps(str(folder / 'bakery'))}", f"run.directory={json.dumps(str(folder))}"]
-    result = await evaluate(load_config(EvalConfig, None, [*known, 'tasks.split="all"', *settings]))
-    return Path(result["run"]), result
 
 
 async def test_a_good_run(tmp_path: Path) -> None:
