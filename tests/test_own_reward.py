@@ -6,11 +6,23 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from trialogue import ConfigError, Environment, Reward, Task, Trajectory, find_domain, outcome
+from trialogue import (
+    ConfigError,
+    Environment,
+    Reward,
+    RolloutSettings,
+    Task,
+    Trajectory,
+    find_domain,
+    find_model,
+    outcome,
+    rollout,
+)
 from trialogue.cli.main import main
 from trialogue.config import SftConfig, load_config
 from trialogue.corpus.verify import verify
@@ -330,3 +342,37 @@ def test_a_record_without_success_is_as_before() -> None:
     told = graded(WON)[0]
     assert json.loads(told.to_json())["reward"] == {"value": 0.4, "success": True}
     assert Trajectory.model_validate_json(told.to_json()) == told
+
+
+# -- from Python ---------------------------------------------------------------------------------------------
+
+
+def grade_by_two(task: Task, trajectory: Trajectory) -> Reward:
+    return Reward(value=1.0)
+
+
+def grade_by_number(task: Task, trajectory: Trajectory, environment: Environment) -> float:
+    return 1.0
+
+
+def grade_by_mistake(task: Task, trajectory: Trajectory, environment: Environment) -> Reward:
+    return Reward(value=task.worth)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownArgumentType, reportUnknownMemberType]
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (grade_by_two, r"it is called as grade\(task, trajectory, environment\), but takes \(task: "),
+        (
+            grade_by_number,
+            r"grade_by_number \(test_own_reward.py, line \d+\) returned an object of type float",
+        ),
+        (grade_by_mistake, r"no attribute .worth. \(in grade_by_mistake, test_own_reward.py, line \d+\)"),
+    ],
+)
+async def test_a_wrong_grade_given_from_python_is_raised_too(function: Any, told: str) -> None:
+    shop = find_domain("shop")
+    agent, user = find_model("oracle", "agent", shop), find_model("agenda", "user", shop)
+    with pytest.raises(ConfigError, match=told):
+        async for _ in rollout(shop, shop.tasks("train", 2), agent, user, RolloutSettings(grade=function)):
+            pass

@@ -26,7 +26,7 @@ from trialogue.errors import (
     RunError,
 )
 from trialogue.reading import describe
-from trialogue.seams import raise_bug
+from trialogue.seams import check_signature, describe_type, describe_value, raise_bug
 from trialogue.talk.conversation import Transcript, converse, settle
 from trialogue.talk.model import ModelSource
 from trialogue.talk.own import Chat, open_model, to_source
@@ -36,7 +36,7 @@ from trialogue.talk.users import user_prompt
 from trialogue.task import Task
 from trialogue.trajectory import End, Finding, Group, Reward, Trajectory
 from trialogue.world.bugs import Failures, find_place
-from trialogue.world.domain import Domain, Environment
+from trialogue.world.domain import REWARD_ARGUMENTS, Domain, Environment
 from trialogue.world.values import clean_text
 
 Grade = Callable[
@@ -137,7 +137,10 @@ def rollout(
     Closing the generator early cancels the conversations under way.
     """
     agents, users = to_source(agent, "agent"), to_source(user, "user")
-    return _hold_groups(domain, tasks, agents, users, settings or RolloutSettings())
+    settings = settings or RolloutSettings()
+    if settings.grade is not None:
+        check_signature(settings.grade, REWARD_ARGUMENTS, "grade")
+    return _hold_groups(domain, tasks, agents, users, settings)
 
 
 async def _hold_groups(
@@ -288,7 +291,9 @@ async def attempt(
             trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
             transcript.acting = "judge"
             if settings.grade is not None:
-                reward = await settle(settings.grade(task, trajectory, environment))
+                reward = check_reward(
+                    await settle(settings.grade(task, trajectory, environment)), settings.grade
+                )
                 if reward is not None and not isfinite(reward.value):
                     raise GradeError(f"the reward is {reward.value}, which is no number to learn from")
             if settings.audit is not None:
@@ -304,8 +309,9 @@ async def attempt(
     except (BudgetError, ConfigError, RunError):
         raise  # a mistake of the caller: drawing again would not help
     except Exception as error:  # noqa: BLE001 - the error boundary: every failure is labelled
-        if transcript.acting in ("agent", "user"):
-            raise_bug(error, f"the {transcript.acting} is broken")
+        if transcript.acting in ("agent", "user", "judge"):
+            broken = "grade" if transcript.acting == "judge" else transcript.acting
+            raise_bug(error, f"the {broken} is broken")
         text = f"{describe(error)}{find_place(error, domain.database)}"
         if clock.expired():
             text = f"the conversation took longer than {limits.seconds:g} s"
@@ -338,6 +344,14 @@ async def attempt(
         excluded=settings.exclude and bool(findings),
         meta=meta,
     )
+
+
+def check_reward(found: Any, grade: Grade) -> Reward | None:
+    """What a grade gave, which may be None: not graded."""
+    if found is not None and not isinstance(found, Reward):
+        what = f"grade {describe_value(grade)} returned {describe_type(found)}"
+        raise ConfigError(f"{what}; it must return Reward(value=…), or None for no grade")
+    return found
 
 
 async def _close(environment: Environment, identity: str) -> None:
