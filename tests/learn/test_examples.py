@@ -1,7 +1,10 @@
 """Every file of `examples/` runs, and does what it says."""
 
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +16,19 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file as load_weights
 
-from trialogue import Call, RolloutSettings, advantages, find_model, grade, make_agenda_user, rollout
+from trialogue import (
+    Call,
+    ConfigError,
+    RolloutSettings,
+    advantages,
+    find_model,
+    grade,
+    make_agenda_user,
+    rollout,
+)
+from trialogue.cli.conversations import to_chat
 from trialogue.cli.main import main
+from trialogue.cli.options import Asked
 from trialogue.config import TrainConfig
 from trialogue.learn.train import train
 from trialogue.run import find_files, read_about, read_lines, read_trajectories
@@ -133,6 +147,45 @@ def test_a_refused_call_costs_a_tenth_and_no_success() -> None:
     environment = library.open(task)
     reward = careful(task, to_conversation(task, (), ["Done."], environment), environment)
     assert (reward.value, reward.success) == (0.0, False)
+
+
+def test_a_model_is_used_with_the_renderer_it_learned_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that `train` prints runs as it is; a folder of weights alone runs no code."""
+    for name in ("renderer", "reward"):
+        shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "training.steps=1",
+        "training.tasks_per_step=1",
+        "training.group_size=2",
+        "training.eval_every=0",
+    ]
+    own = ["learner.renderer=renderer.py:ToolNames", "--reward", "reward.py:careful"]
+    done = CliRunner().invoke(main, ["train", "shop", *small, *own, "run.name=run"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "runs/run/model/renderer.json").read_text()) == {
+        "renderer": "renderer.py:ToolNames"
+    }
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("evaluate it: trialogue ")]
+    words = shlex.split(line.removeprefix("evaluate it: trialogue "))
+    assert words[-3:] == ["--reward", "reward.py:careful", "agent.renderer=renderer.py:ToolNames"]
+    few = ["--tasks", "2", "limits.reply_tokens=8"]
+    done = CliRunner().invoke(main, [*words, *few])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(main, [*words[:-1], *few])
+    assert done.exit_code == 2
+    assert "renderer.json would run " in done.stderr
+    assert "add agent.renderer=renderer.py:ToolNames to allow it" in done.stderr
+    with pytest.raises(
+        ConfigError, match=r"add reward\.name=reward\.py:careful agent\.renderer=renderer\.py:Tool"
+    ):
+        to_chat("runs/run", Asked())
+    assert to_chat("runs/run", Asked(trust=True)).defaults[-2:] == (
+        'reward.name="reward.py:careful"',
+        'agent.renderer="renderer.py:ToolNames"',
+    )
 
 
 async def test_the_loss_is_what_is_minimized(train_config: Configure, trained: Path) -> None:

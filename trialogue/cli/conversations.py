@@ -163,6 +163,8 @@ def to_chat(run: str, asked: Asked) -> Asked:
     simulator: dict[str, Any] = learned.simulator.model_dump(mode="json")
     names = ("model", "base_url", "api_key_env")
     recorded += [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator[name]]
+    recorded += [f"reward.name={json.dumps(learned.reward.name)}"] if learned.reward.name else []
+    recorded += [f"agent.renderer={json.dumps(name)}"] if (name := learned.learner.renderer) else []
     if not asked.trust:
         words = asked.to_words()
         config = load_config(EvalConfig, None, [*recorded, *words])

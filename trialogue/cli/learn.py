@@ -50,6 +50,7 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
     from contextlib import closing
 
     from trialogue.run import read_about
+    from trialogue.seams import Seam
     from trialogue.view.live import show_steps
     from trialogue.view.report import write_report
     from trialogue.view.trackers import Trackers
@@ -99,6 +100,10 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
         else:
             levels = config.tasks.levels
             same = "" if levels == type(config.tasks)().levels else f' "tasks.levels={list(levels)}"'
+            if config.reward.name:
+                same += f" --reward {shlex.quote(config.reward.name)}"
+            if Seam().find_code(config.learner.renderer or "") is not None:
+                same += f" {shlex.quote(f'agent.renderer={config.learner.renderer}')}"
             echo(f"evaluate it: trialogue eval {config.domain} --agent {path}{same}")
             echo(f"talk to it: trialogue chat {with_trust(path, config)}")
         echo(f"look at it: trialogue view {path}")
