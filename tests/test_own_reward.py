@@ -253,7 +253,9 @@ def test_rewards_below_1_without_success_are_said_to_count_as_none(mine: Written
     values = [item.value for item in read_held()]
     result = json.loads(Path("runs/run/result.json").read_text(encoding="utf-8"))
     assert result["no_success"] == [min(values), max(values)]
-    assert to_report(Path("runs/run")).count("no conversation counts as a success") == 1
+    report = to_report(Path("runs/run"))
+    assert report.count("no conversation counts as a success") == 1
+    assert "**user_stop: no success** (6)" in report
 
 
 def test_nothing_is_said_where_a_reward_tells_what_counts(mine: Written) -> None:

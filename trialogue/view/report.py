@@ -233,7 +233,8 @@ def _losses(held: list[Trajectory]) -> str:
     for item in held:
         if item.reward is not None and not item.is_success:
             failed = [name for name, value in item.reward.parts.items() if value < 1]
-            reasons[f"{item.end}: {' and '.join(failed) or 'not graded'}"].append(item)
+            usual = "not graded" if item.end in ("max_turns", "too_long") else "no success"
+            reasons[f"{item.end}: {' and '.join(failed) or usual}"].append(item)
     if not reasons:
         return ""
     parts: list[str] = []
