@@ -21,7 +21,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
-from trialogue.talk.render.api import RENDERERS, Renderer, find_renderer, with_tokens
+from trialogue.settings import RENDERERS
+from trialogue.talk.render.api import Renderer, find_renderer, with_tokens
 from trialogue.talk.render.templates import COMPACT_TOKENS
 from trialogue.talk.render.vocabulary import Vocabulary
 from trialogue.trajectory import Turn
@@ -476,7 +477,7 @@ def test_the_renderer_is_found_by_the_tokenizer() -> None:
 
 
 def test_what_cannot_be_rendered_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no renderer 'chatml'; allowed are compact, hermes"):
+    with pytest.raises(ConfigError, match=r"no renderer 'chatml'; allowed are brief, compact, hermes"):
         find_renderer(find_tokenizer("qwen3"), "chatml")
     with pytest.raises(ConfigError, match="neither known control tokens nor a chat template"):
         find_renderer(train_tokenizer(["<s>"]))
