@@ -89,6 +89,15 @@ def test_resume_score_and_report_name_file_and_line(
     assert told in done.stdout
 
 
+def test_a_damaged_configuration_is_an_injured_record(run: Path) -> None:
+    """Not wrong usage, although it may be no configuration any more."""
+    file = run / "config.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"rollout"', '"rolloUt"'), encoding="utf-8")
+    done = ask("eval", "--resume", run)
+    assert done.returncode == 1
+    assert "config.json: was changed after it was written" in done.stderr
+
+
 def test_a_sound_run_is_verified(run: Path) -> None:
     done = ask("verify", run, "--json")
     result = json.loads(done.stdout)

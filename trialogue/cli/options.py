@@ -137,6 +137,7 @@ class Asked:
 
     def _to_resumed(self, kind: type[R], run: Path) -> R:
         from trialogue.config import load_config
+        from trialogue.digests import refuse_injured
         from trialogue.errors import ConfigError
         from trialogue.run import read_about, read_config, refuse_missing
         from trialogue.score.resume import read_resumed, refuse_claims
@@ -146,7 +147,11 @@ class Asked:
         if self.file is not None:
             raise ConfigError(f"a resumed run has its own settings: leave the config file {self.file} out")
         words = self.to_words()
-        config = read_resumed(run, load_config(kind, None, words, read_config(kind, run)))
+        try:
+            config = read_resumed(run, load_config(kind, None, words, read_config(kind, run)))
+        except ConfigError:
+            refuse_injured(run)  # a damaged config.json may be no configuration any more
+            raise
         if not self.trust:
             refuse_claims(run, config, find_keys(words), find_ask())
         return config
