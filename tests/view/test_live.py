@@ -13,7 +13,7 @@ from trialogue.run import Run
 from trialogue.view.live import Steps, show_steps, spark
 from trialogue.view.paired import compare_runs, to_comparison
 from trialogue.view.report import write_report
-from trialogue.view.trackers import Trackers, flatten
+from trialogue.view.trackers import Trackers, to_flat_figures
 
 STEP = {"reward": 0.34, "turns": 7.8, "no_signal": 0.31, "entropy": 0.05, "failed": 1, "cost": 0.02}
 
@@ -80,7 +80,7 @@ def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_figures_are_flattened() -> None:
     metrics = {"step": 3, "reward": 0.5, "tools": {"a": 1}, "kind": "eval", "levels": [1], "skipped": True}
-    assert flatten(metrics, "x/") == {"x/reward": 0.5, "x/tools/a": 1.0, "x/skipped": 1.0}
+    assert to_flat_figures(metrics, "x/") == {"x/reward": 0.5, "x/tools/a": 1.0, "x/skipped": 1.0}
 
 
 def test_the_report_of_learning(folder: Path, tmp_path: Path) -> None:
