@@ -40,6 +40,17 @@ class AcePhone(Toolkit):
     def _answer(self, status: bool, key: str, *values: object) -> Plain:
         return {"status": status, "message": say(self.language, key, *values)}
 
+    def _delete(
+        self, records: dict[int, Plain], number: int, locked: str, missing: str, deleted: str
+    ) -> Plain:
+        """Delete a message or reminder, and answer with one of the texts."""
+        if not self.logged_in:
+            return self._answer(False, locked)
+        if number not in records:
+            return self._answer(False, missing)
+        del records[number]
+        return self._answer(True, deleted, number)
+
     # -- BaseApi -----------------------------------------------------------------------------------------
 
     @tool(writes=True)
@@ -78,12 +89,7 @@ class AcePhone(Toolkit):
     @tool(writes=True)
     def delete_message(self, message_id: int) -> Plain:
         """Delete a message by its number."""
-        if not self.logged_in:
-            return self._answer(False, "delete_locked")
-        if message_id not in self.inbox:
-            return self._answer(False, "no_message")
-        del self.inbox[message_id]
-        return self._answer(True, "deleted", message_id)
+        return self._delete(self.inbox, message_id, "delete_locked", "no_message", "deleted")
 
     @tool
     def view_messages_between_users(self, sender_name: str, receiver_name: str) -> Plain:
@@ -177,12 +183,8 @@ class AcePhone(Toolkit):
     @tool(writes=True)
     def delete_reminder(self, reminder_id: int) -> Plain:
         """Delete a reminder by its number."""
-        if not self.logged_in:
-            return self._answer(False, "remove_locked")
-        if reminder_id not in self.reminder_list:
-            return self._answer(False, "no_reminder")
-        del self.reminder_list[reminder_id]
-        return self._answer(True, "reminder_deleted", reminder_id)
+        texts = "remove_locked", "no_reminder", "reminder_deleted"
+        return self._delete(self.reminder_list, reminder_id, *texts)
 
     @tool
     def view_all_reminders(self) -> Plain:

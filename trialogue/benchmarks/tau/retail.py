@@ -204,6 +204,20 @@ class RetailTools(Toolkit):
             if item_ids.count(item_id) > held.count(item_id):
                 raise NotHeld(text.format(item_id=item_id))
 
+    def _move(self, table: str, key: str, *values: str) -> Plain:
+        """Change the address of an order or a user."""
+        address = self._to_address(*values)
+        record = self.touch(table, key)
+        record["address"] = address
+        return record
+
+    def _check_pairs(
+        self, order: Plain, item_ids: list[str], new_item_ids: list[str], not_held: str, not_matching: str
+    ) -> None:
+        self._check_held(order, item_ids, not_held)
+        if len(item_ids) != len(new_item_ids):
+            raise ValueError(not_matching)
+
     def _price_difference(
         self, order: Plain, item_ids: list[str], new_item_ids: list[str], must_differ: bool = False
     ) -> tuple[float, Plain]:
@@ -258,9 +272,7 @@ class RetailTools(Toolkit):
             item_ids: Ids of the items to give back; one may occur several times.
         """
         order = self._order_of(order_id, "delivered", "exchanged")
-        self._check_held(order, item_ids, self.not_held)
-        if len(item_ids) != len(new_item_ids):
-            raise ValueError(self.not_matching)
+        self._check_pairs(order, item_ids, new_item_ids, self.not_held, self.not_matching)
         difference, _ = self._price_difference(order, item_ids, new_item_ids)
         difference = round(difference, 2)
         method = self._payment_method(order, payment_method_id)
@@ -337,10 +349,7 @@ class RetailTools(Toolkit):
     ) -> Plain:
         """Change the shipping address of a pending order."""
         self._open_order(order_id)
-        address = self._to_address(address1, address2, city, state, country, zip)
-        order = self.touch("orders", order_id)
-        order["address"] = address
-        return order
+        return self._move("orders", order_id, address1, address2, city, state, country, zip)
 
     @tool(writes=True)
     def modify_pending_order_items(
@@ -352,9 +361,8 @@ class RetailTools(Toolkit):
             item_ids: Ids of the items to change; one may occur several times.
         """
         order = self._order_of(order_id, "pending", "modified")
-        self._check_held(order, item_ids, "{item_id} not found")
-        if len(item_ids) != len(new_item_ids):
-            raise ValueError("The number of items to be exchanged should match")
+        not_matching = "The number of items to be exchanged should match"
+        self._check_pairs(order, item_ids, new_item_ids, "{item_id} not found", not_matching)
         difference, last = self._price_difference(order, item_ids, new_item_ids, self.must_differ)
         method = self._payment_method(order, payment_method_id)
         self._check_balance(method, difference, "new item")
@@ -406,10 +414,7 @@ class RetailTools(Toolkit):
     ) -> Plain:
         """Change a user's default address."""
         self._user(user_id)
-        address = self._to_address(address1, address2, city, state, country, zip)
-        user = self.touch("users", user_id)
-        user["address"] = address
-        return user
+        return self._move("users", user_id, address1, address2, city, state, country, zip)
 
     @tool(writes=True)
     def return_delivered_order_items(
