@@ -1,16 +1,17 @@
-"""What each part of the method is worth, on the budget of the demonstration: python speed/ablations.py
+"""Measure the effect of each part of the method in the time of the demonstration: python speed/ablations.py
 
-Needs a finished `make demo`. Every variant may spend the seconds that the demonstration spent on learning,
-counted in steps at the demonstration's own pace, and is evaluated on the same test tasks:
+Needs a finished `make demo`. Every variant gets the seconds that the demonstration spent on learning, counted
+in steps at the demonstration's pace, and is evaluated on the same test tasks:
 
 - whole            the demonstration itself: cold start, then reinforcement learning
 - sft alone        the cold start goes on for the whole time
 - rl alone         reinforcement learning from the base, without a cold start
 - no mask          the second half, training on the user's and the tools' tokens too
-- outages apart    the second half with a user whose service fails now and then: held anew, left out
+- outages apart    the second half with a user whose service sometimes fails: sampled again, left out
 - outages scored   the same, but a failed conversation counts as the agent's failure
 
-What the method never does is done from outside: an engine without a mask, a domain that scores outages.
+Variants that the method excludes are made from outside: an engine without a mask, a domain that scores
+outages.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is imitated: scenarios are drafted, conversations synthesized, verified and reviewed."""
+"""Data to imitate: draft scenarios, synthesize conversations, verify and review them."""

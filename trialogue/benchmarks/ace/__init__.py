@@ -61,8 +61,8 @@ def find(name: str = "", data: str | None = None) -> AceDomain:
         or not {"text", "mended"}.issuperset(how)
     ):
         raise ConfigError(
-            f"there is no 'ace:{name}'; allowed are {', '.join(files.CATEGORIES)}, with @en or @zh behind "
-            "it, and behind that -text, -mended or both"
+            f"there is no 'ace:{name}'; allowed are {', '.join(files.CATEGORIES)}, optionally "
+            "followed by @en or @zh, and then by -text, -mended or both"
         )
     folder = files.find_ace_folder(data, f"ace:{category}")
     with reading(folder, ConfigError):

@@ -102,7 +102,7 @@ class Travel(Toolkit):
 
     @tool
     def get_user_details(self, user_id: str, password: str) -> Plain:
-        """What is known of a customer."""
+        """Look up a customer."""
         user = self.authenticate_user(user_id, password)
         return {key: value for key, value in user.items() if key != "password"}
 

@@ -46,7 +46,9 @@ def find(name: str = "", data: str | None = None) -> BfclDomain:
     category, _, wanted = name.partition("@")
     if category not in (*files.CATEGORIES, ALL) or wanted not in ("", *files.GENERATIONS):
         allowed = ", ".join([*files.CATEGORIES, ALL])
-        raise ConfigError(f"there is no 'bfcl:{name}'; allowed are {allowed}, with @v3 or @v4 behind it")
+        raise ConfigError(
+            f"there is no 'bfcl:{name}'; allowed are {allowed}, optionally followed by @v3 or @v4"
+        )
     package = files.find_package(data)
     with reading(package, ConfigError):
         return _find(category, files.find_generation(package, wanted), package)

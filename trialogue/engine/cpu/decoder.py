@@ -96,7 +96,7 @@ class Decoder:
         return CMatrix(panels.data_ptr(), self.keep(linear.find_bias()), linear.width, outputs)
 
     def keep(self, tensor: Tensor | None) -> int | None:
-        """The address of a tensor, which is kept as long as the decoder."""
+        """The address of a tensor. The decoder keeps the tensor alive."""
         if tensor is None:
             return None
         self.tensors.append(tensor.detach().contiguous())

@@ -79,7 +79,7 @@ class Rows:
 
 
 class CachedTensors(Protocol):
-    """What is cached by layer: of all slots, or of one prefix."""
+    """The cached tensors by layer: of all slots, or of one prefix."""
 
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
