@@ -23,11 +23,34 @@ MAY_IMPORT = {
     "corpus": {"world", "engine", "talk", "score", "learn", "corpus"},
     "benchmarks": {"world", "engine", "talk", "score", "learn", "benchmarks"},
     "hosts": {"world", "engine", "talk", "score", "learn", "hosts"},
+    "plan": {"world", "engine", "talk", "score", "learn", "hosts", "plan"},
     "view": {"view"},
-    "cli": {"world", "engine", "talk", "score", "learn", "corpus", "benchmarks", "hosts", "view", "cli"},
+    "cli": {
+        "world",
+        "engine",
+        "talk",
+        "score",
+        "learn",
+        "corpus",
+        "benchmarks",
+        "hosts",
+        "plan",
+        "view",
+        "cli",
+    },
 }
 HEAVY = {"torch", "transformers"}
-LIGHT_ROOMS = {"", "world", "talk", "score", "corpus", "benchmarks", "view", "cli"}  # "" is the top level
+LIGHT_ROOMS = {
+    "",
+    "world",
+    "talk",
+    "score",
+    "corpus",
+    "benchmarks",
+    "plan",
+    "view",
+    "cli",
+}  # "" is the top level
 LIGHT_TOO = {"engine.api"}
 MAY_BE_HEAVY = {"talk.local", "talk.render"}
 EMPTY_NAMES = {"base", "common", "factory", "helper", "helpers", "manager", "util", "utils"}

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import Field, ValidationError
 
+from trialogue.assumptions import PlanSettings
 from trialogue.errors import ConfigError, suggest
 from trialogue.seams import Seam
 from trialogue.settings import (
@@ -210,6 +211,12 @@ class TrainConfig(InDomain):
     run: RunSettings = RunSettings()
 
 
+class PlanConfig(TrainConfig):
+    """Everything `plan` can be told: what `train` can, and what is assumed."""
+
+    plan: PlanSettings = PlanSettings()
+
+
 class SftSettings(Section):
     """Supervised fine-tuning on recorded conversations."""
 
@@ -351,10 +358,11 @@ KINDS: dict[str, type[Section]] = {
     "synthesize": SynthesizeConfig,
     "sft": SftConfig,
     "train": TrainConfig,
+    "plan": PlanConfig,
 }
 """What each verb is told."""
 C = TypeVar("C", bound=Section)
-R = TypeVar("R", EvalConfig, SftConfig, SynthesizeConfig, TrainConfig)
+R = TypeVar("R", EvalConfig, PlanConfig, SftConfig, SynthesizeConfig, TrainConfig)
 
 
 def load_config(

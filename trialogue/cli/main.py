@@ -14,6 +14,7 @@ from trialogue.cli.corpus import draft_verb, review_verb, synthesize_verb
 from trialogue.cli.domains import check_verb, init_verb
 from trialogue.cli.entry import Verbs
 from trialogue.cli.learn import demo_verb, export_verb, sft_verb, train_verb
+from trialogue.cli.machine import plan_verb
 from trialogue.cli.options import offer
 from trialogue.cli.records import report_verb, score_verb, verify_verb, view_verb
 from trialogue.cli.users import users_verb
@@ -31,12 +32,13 @@ def main(debug: bool) -> None:
 @click.argument(
     "verb",
     required=False,
-    type=click.Choice(["draft", "eval", "synthesize", "sft", "train"]),
+    type=click.Choice(["draft", "eval", "synthesize", "sft", "train", "plan"]),
     metavar="[VERB]",
 )
 @offer("json")
 def config_verb(verb: str | None, as_json: bool) -> None:
-    """List the settings of a VERB (draft, eval, synthesize, sft, train), or of all: key, default, meaning."""
+    """List the settings of a VERB (draft, eval, synthesize, sft, train, plan), or of all: key, default,
+    meaning."""
     from trialogue.config import KINDS, list_keys
 
     keys = {name: list(list_keys(kind)) for name, kind in KINDS.items() if verb in (None, name)}
@@ -54,7 +56,7 @@ for verb in (
     *(init_verb, check_verb),
     *(eval_verb, rollout_verb, play_verb, chat_verb),
     *(draft_verb, synthesize_verb, review_verb),
-    *(sft_verb, train_verb, export_verb, demo_verb),
+    *(sft_verb, train_verb, export_verb, demo_verb, plan_verb),
     *(score_verb, report_verb, verify_verb, view_verb, users_verb),
 ):
     main.add_command(verb)

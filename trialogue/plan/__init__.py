@@ -1,0 +1,1 @@
+"""What a run will need, before it is paid for: `plan` calculates it, `doctor` looks at the machine."""
