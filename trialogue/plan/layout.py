@@ -64,6 +64,11 @@ def read_verl(config: TrainConfig) -> dict[str, Any]:
     return {key.lstrip("+"): value for key, value in flatten(config.engine.verl).items()}
 
 
+def to_workers(config: TrainConfig) -> int:
+    """Processes of verl that hold conversations."""
+    return int(read_verl(config).get(f"{ROLLOUT}.agent.num_workers", 8))
+
+
 def to_route(config: PlanConfig, gpus: int) -> Route:
     wanted = config.plan.route
     return wanted if wanted != "auto" else "train" if gpus == 1 else "verl"
@@ -106,7 +111,7 @@ def to_layout(config: PlanConfig, gpus: int | None = None) -> Layout:
         offload_parameters=bool(given.get(OFFLOAD_PARAMETERS)),
         offload_moments=bool(given.get(OFFLOAD_MOMENTS)),
         offload_always=bool(given.get(OFFLOAD_ALWAYS)),
-        workers=int(number(f"{ROLLOUT}.agent.num_workers", 8)),
+        workers=to_workers(config),
         recomputed=not given.get("algorithm.rollout_correction.bypass_mode"),
     )
 

@@ -106,7 +106,7 @@ def find_update_parts(config: PlanConfig, layout: Layout, shape: ModelShape, gpu
 
 
 def find_changes(config: PlanConfig, layout: Layout) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Single changes that save memory, each with its price: a guess of the speed, or quality, that is lost."""
+    """Single changes that save memory, each with its price: a guess of the speed or quality lost."""
     if not layout.checkpointing:
         yield 3, {"learner.gradient_checkpointing": True}
     if layout.route == "train":

@@ -5,7 +5,7 @@ The shape is read from the config.json of a folder. For models that are not on t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -143,8 +143,7 @@ def to_shape(name: str, config: dict[str, Any], folder: Path | None = None) -> M
             f"{name}: parameters of a {family!r} cannot be counted from config.json alone; "
             "give a folder that holds its weights"
         )
-    values = {field: getattr(shape, field) for field in ModelShape.__dataclass_fields__}
-    return ModelShape(**{**values, "parameters": counted})
+    return replace(shape, parameters=counted)
 
 
 def count_parameters(shape: ModelShape, config: dict[str, Any], family: str) -> int:
