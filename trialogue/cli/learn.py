@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -141,24 +141,36 @@ def export_verb() -> None:
 
 @export_verb.command("verl")
 @click.option("--out", required=True, help="Folder for everything it writes.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["slurm", "ray", "k8s"]),
+    help="Also write what starts it: a Slurm script, a script for Ray, a RayJob and a Containerfile.",
+)
 @in_domain("user", "reward", "split", "seed", "data", "config", "json")
-def verl_verb(asked: Asked, out: str, as_json: bool) -> None:
+def verl_verb(asked: Asked, out: str, launcher: Literal["slurm", "ray", "k8s"] | None, as_json: bool) -> None:
     """Write the settings of `train` in a DOMAIN as verl reads them: data, agent loop, launch script.
 
     \b
     trialogue export verl --config configs/paper-8b.toml --data DIR --out runs/paper-8b
+    trialogue export verl shop optimizer.schedule=constant --out shop-verl --launcher slurm
     """
     from trialogue.config import TrainConfig
     from trialogue.hosts.export import export_verl
+    from trialogue.hosts.launchers import write_launcher
 
-    written = export_verl(asked.to_config(TrainConfig), Path(out))
+    config = asked.to_config(TrainConfig)
+    written = export_verl(config, Path(out))
+    if launcher is not None:
+        written["launchers"] = write_launcher(config, Path(out), launcher)
     if as_json:
         echo_json(written)
         return
     for mark in written.get("marks", ()):
         echo(f"marked: {mark}")
     echo(f"{written['train']} tasks to train on, {written['dev']} to watch, {written['steps']} steps")
-    echo(f"start: {written['out']}/launch.sh")
+    for file in written.get("launchers", ()):
+        echo(f"wrote {written['out']}/{file}")
+    echo(f"start: {written['out']}/{written.get('launchers', ['launch.sh'])[0]}")
 
 
 @click.command("demo")

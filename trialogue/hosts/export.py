@@ -29,6 +29,11 @@ from trialogue.world.find import find_domain
 
 LOOP = "trialogue"
 """The agent loop's name in verl."""
+DOCTOR = (
+    'test "${TRIALOGUE_DOCTOR:-1}" = 0 ||\n'
+    '  python -m trialogue doctor --trust --exported "$(dirname "${BASH_SOURCE[0]}")" -- "$@"\n'
+)
+"""Look at what is missing before anything is spent; TRIALOGUE_DOCTOR=0 leaves it out."""
 NEVER = 1e6
 """A bound that is never reached, where verl knows no way to switch one off."""
 
@@ -287,7 +292,10 @@ def to_script(overrides: Mapping[str, Any]) -> str:
         "#!/usr/bin/env bash\n"
         "# Run on the head of a Ray cluster whose nodes all see this folder; more key=value may follow.\n"
         "set -euo pipefail\n"
-        "exec python -m verl.trainer.main_ppo \\\n" + "".join(f"  {line} \\\n" for line in lines) + '  "$@"\n'
+        + DOCTOR
+        + "exec python -m verl.trainer.main_ppo \\\n"
+        + "".join(f"  {line} \\\n" for line in lines)
+        + '  "$@"\n'
     )
 
 

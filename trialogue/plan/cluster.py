@@ -11,23 +11,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from trialogue.hosts.ray_nodes import count_needed
 from trialogue.plan.machine import Finding, find_version
 
-CPUS_OF_GPU = 3
-"""verl's placement groups ask for three processors beside each GPU (max_colocate_count)."""
-STORAGE_UNITS = 8
-"""Processes of verl's transfer queue, each of which waits for a processor of its own."""
-OTHERS = 2
-"""The queue's controller and verl's main process."""
 SECONDS = 60.0
 """How long Ray's nodes may take to answer."""
-
-
-def count_needed(given: Mapping[str, Any]) -> tuple[int, int]:
-    """GPUs and processors that verl asks Ray for. With fewer processors it waits without a word."""
-    gpus = int(given.get("trainer.nnodes", 1)) * int(given.get("trainer.n_gpus_per_node", 8))
-    units = given.get("transfer_queue.backend.SimpleStorage.num_data_storage_units", STORAGE_UNITS)
-    return gpus, CPUS_OF_GPU * gpus + int(units) + OTHERS
 
 
 def read_words(words: tuple[str, ...]) -> dict[str, Any]:
@@ -44,7 +32,8 @@ def look_at_ray(folder: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
     """Ray's resources, and the folder on every node."""
     if find_version("ray") is None:
         return
-    gpus, cpus = count_needed(given)
+    nodes, each, cpus = count_needed(given)
+    gpus = nodes * each
     if not (os.environ.get("RAY_ADDRESS") or is_running()):
         here = str(given.get("ray_kwargs.ray_init.num_cpus"))
         number = int(here) if here.isdigit() else os.cpu_count() or 1

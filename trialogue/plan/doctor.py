@@ -62,7 +62,8 @@ def find_memory() -> float | None:
 
     if not torch.cuda.is_available():
         return None
-    return float(torch.cuda.get_device_properties(0).total_memory) / 1e9
+    facts: Any = torch.cuda.get_device_properties(0)
+    return facts.total_memory / 1e9
 
 
 def read_exported(folder: Path) -> TrainConfig:

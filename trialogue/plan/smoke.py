@@ -77,7 +77,7 @@ def to_text(report: dict[str, Any]) -> str:
         f"| a step, measured | {step['measured_seconds']:.1f} |",
         f"| a step, predicted | {step['predicted_seconds']:.1f} |",
         "",
-        f"Test tasks solved, of {summary['test_tasks']}: {before:.0%} after the cold start, {after:.0%} at the end.",
+        f"Test tasks solved: {before:.0%} after the cold start, {after:.0%} at the end.",
         "",
     ]
     return "\n".join(lines)
