@@ -83,9 +83,7 @@ def find_update_parts(config: PlanConfig, layout: Layout, shape: ModelShape, gpu
     size = gpu.number_bytes
     # The peak of one layer: inputs, queries, keys, values, output of attention, three of the MLP, gradients.
     one_layer = tokens * size * 2 * (2 * width + 2 * query + 2 * key + 3 * shape.inner)
-    kept = (
-        tokens * width * size if layout.checkpointing else tokens * width * config.plan.layer_bytes / 2 * size
-    )
+    kept = tokens * width * (size if layout.checkpointing else config.plan.layer_bytes)
     largest = max(shape.vocabulary * width, shape.matrices // max(1, shape.layers))
     gathered = 2 * (largest + shape.matrices / shape.layers) * size if shared > 1 else 0.0
     if layout.route == "verl":
