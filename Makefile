@@ -87,7 +87,7 @@ test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official cl
 	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
 
 test-verl: .venv-verl/.stamp ## run our conversations in verl on a local Ray, and compare rows and updates
-	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py $(ARGS)
+	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py tests/hosts/engines/test_ray_nodes.py $(ARGS)
 
 test-vllm: .venv-vllm/.stamp ## train with a vLLM server as sampler, and detect a server that keeps old weights
 	.venv-vllm/bin/python -m pytest -W default tests/hosts/engines/test_vllm.py $(ARGS)

@@ -53,12 +53,14 @@ class PlanSettings(Section):
 
     decode_efficiency: float = Field(default=0.6, gt=0, le=1)
     """Share of the memory bandwidth, or of the products, that a decode step reaches."""
-    decode_seconds: float = Field(default=0.003, ge=0)
-    """Seconds of a decode step besides reading memory and computing."""
+    decode_seconds: float | None = Field(default=None, ge=0)
+    """Seconds of a decode step besides reading memory and computing; where empty 0.003 on a GPU, 0.0005 on a
+    CPU."""
     prefill_efficiency: float = Field(default=0.5, gt=0, le=1)
     """Share of the GPU's products that reading a prompt reaches."""
-    update_efficiency: float = Field(default=0.4, gt=0, le=1)
-    """Share of the GPU's products that an update reaches (MFU, recomputed layers counted)."""
+    update_efficiency: float | None = Field(default=None, gt=0, le=1)
+    """Share of the device's products that an update reaches (MFU, recomputed layers counted); where empty 0.4
+    on a GPU, 0.6 on a CPU."""
     link_efficiency: float = Field(default=0.7, gt=0, le=1)
     """Share of the links' bandwidth that collectives reach."""
     step_seconds: float | None = Field(default=None, ge=0)

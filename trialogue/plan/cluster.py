@@ -97,7 +97,7 @@ def look_at_folder(ray: Any, folder: Path, nodes: list[Any]) -> Iterator[Finding
     file.write_text(word, encoding="utf-8")
     try:
         asked = {
-            node["NodeManagerHostname"]: ray.remote(read)
+            f"{node['NodeManagerHostname']} {node['NodeID'][:8]}": ray.remote(read)
             .options(
                 num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             )

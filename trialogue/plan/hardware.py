@@ -38,6 +38,7 @@ class Gpu(Section):
     """GPUs in one machine."""
     number_bytes: int = 2
     """Bytes of the numbers that are multiplied."""
+    is_cpu: bool = False
 
 
 def _gpu(name: str, gigabytes: float, tflops: float, bandwidth: float, link: float, **more: float) -> Gpu:
@@ -111,6 +112,7 @@ def measure_here(seconds: float = 0.4) -> Gpu:
         *(memory, rates.operations / 1e12, rates.bytes / 1e9, rates.bytes / 1e9),
         per_machine=1,
         number_bytes=4,
+        is_cpu=True,
         host=rates.bytes / 1e9,
     )
 

@@ -12,6 +12,7 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
+from trialogue.assumptions import PlanSettings
 from trialogue.config import PlanConfig
 from trialogue.plan.hardware import Gpu, find_gpu
 from trialogue.plan.layout import Layout, change, to_layout
@@ -91,6 +92,8 @@ class Plan:
     lengths: Lengths
     rows: tuple[Row, ...]
     """The first one is the run as it is configured."""
+    given: frozenset[str] = frozenset()
+    """The assumptions that are not the usual ones."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -111,6 +114,9 @@ class Plan:
 def make_plan(config: PlanConfig, *, table: bool = True) -> Plan:
     """Plan a run; with `table` for other numbers of GPUs and conversations, too."""
     shape, gpu = find_shape(config.learner.model), find_gpu(config.plan.gpu)
+    usual = PlanSettings().model_dump()
+    given = frozenset(name for name, value in config.plan.model_dump().items() if value != usual[name])
+    config = config.model_copy(update={"plan": settle(config.plan, gpu)})
     lengths = find_lengths(config)
     layout = to_layout(config)
     memory = measure_memory(config, layout, shape, gpu)
@@ -124,7 +130,17 @@ def make_plan(config: PlanConfig, *, table: bool = True) -> Plan:
             else [n for n in SIZES if (n == 1) == (layout.route == "train")]
         )
         rows += [planner.to_row(gpus, crowd) for gpus in sizes for crowd in (None, *CROWDS)]
-    return Plan(config, shape, gpu, layout, memory, remedy, lengths, tuple(rows))
+    return Plan(config, shape, gpu, layout, memory, remedy, lengths, tuple(rows), given)
+
+
+def settle(settings: PlanSettings, gpu: Gpu) -> PlanSettings:
+    """The assumptions with those filled in that depend on the device."""
+    usual = {
+        "decode_seconds": 0.0005 if gpu.is_cpu else 0.003,
+        "update_efficiency": 0.6 if gpu.is_cpu else 0.4,
+    }
+    empty = {name: value for name, value in usual.items() if getattr(settings, name) is None}
+    return settings.model_copy(update=empty)
 
 
 @dataclass(frozen=True, slots=True)

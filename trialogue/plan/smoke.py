@@ -50,8 +50,7 @@ def compare_step(run: Path) -> dict[str, float]:
     usual = load_config(
         PlanConfig, None, ["plan.gpus=1", "plan.gpu=here", f"plan.like={json.dumps(str(run))}"]
     )
-    plan = usual.plan.model_copy(update={"decode_seconds": 0.0005})
-    config = PlanConfig.model_validate({**known, "plan": plan.model_dump()})
+    config = PlanConfig.model_validate({**known, "plan": usual.plan.model_dump()})
     row = make_plan(config, table=False).rows[0]
     here = find_gpu("here")
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trialogue.assumptions import PlanSettings
 from trialogue.plan.memory import Memory
 from trialogue.plan.plan import BOTTLENECKS, Plan, Row
 
@@ -123,8 +122,7 @@ def to_share(row: Row) -> str:
 
 def to_assumptions(plan: Plan) -> Iterator[str]:
     """Everything that was assumed, as settings that can be changed."""
-    settings, usual = plan.config.plan, PlanSettings()
-    gpu = plan.gpu
+    settings, gpu = plan.config.plan, plan.gpu
     yield (
         f"assumed of {gpu.name}: {gpu.tflops:g} Tflop/s; GB/s: {gpu.bandwidth:g} of its memory, {gpu.link:g} "
         f"to its neighbours, {gpu.network:g} to other machines, {gpu.host:g} to the CPU"
@@ -140,5 +138,5 @@ def to_assumptions(plan: Plan) -> Iterator[str]:
             value = plan.lengths.user_seconds
         if name == "step_seconds" and value is None:
             value = 10.0 if plan.layout.route == "verl" else 0.0
-        mark = "" if getattr(settings, name) == getattr(usual, name) else " *"
+        mark = " *" if name in plan.given else ""
         yield f"  plan.{name}={value:g}{mark}"

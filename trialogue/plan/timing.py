@@ -47,7 +47,7 @@ def measure_sampling(
         token_seconds=shape.cache_numbers * gpu.number_bytes / reading,
         product_seconds=shape.count_operations(0) / (operations * settings.decode_efficiency),
         prefill_seconds=shape.count_operations(length) / (operations * settings.prefill_efficiency),
-        fixed_seconds=settings.decode_seconds,
+        fixed_seconds=settings.decode_seconds or 0.0,
         room=room,
     )
 
@@ -78,7 +78,7 @@ def measure_update(
     passes = 4.0 if layout.checkpointing else 3.0
     forwards = layout.reference + (layout.route == "verl" and layout.recomputed)
     operations = tokens * shape.count_operations(length / 2) * (passes + forwards)
-    speed = gpu.tflops * 1e12 * settings.update_efficiency * layout.gpus
+    speed = gpu.tflops * 1e12 * (settings.update_efficiency or 1.0) * layout.gpus
     compute = operations / speed
     network = publish = 0.0
     if layout.gpus > 1:
