@@ -60,7 +60,7 @@ class PlanSettings(Section):
     """Share of the GPU's products that reading a prompt reaches."""
     update_efficiency: float | None = Field(default=None, gt=0, le=1)
     """Share of the device's products that an update reaches (MFU, recomputed layers counted); where empty 0.4
-    on a GPU, 0.6 on a CPU."""
+    on a GPU, 0.65 on a CPU."""
     link_efficiency: float = Field(default=0.7, gt=0, le=1)
     """Share of the links' bandwidth that collectives reach."""
     step_seconds: float | None = Field(default=None, ge=0)

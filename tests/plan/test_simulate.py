@@ -32,7 +32,7 @@ def of(*conversations: tuple[Part, ...]) -> Lengths:
 
 
 def run(lengths: Lengths, **settings: Any) -> list[Step]:
-    usual = Loop(4, 10**6, 1, FREE, lambda conversations, tokens: 0.0, steps=1)
+    usual = Loop(4, 10**6, 1, FREE, lambda conversations, tokens, sampled: 0.0, steps=1)
     return Simulation(replace(usual, **settings), lengths).run()
 
 
@@ -107,7 +107,7 @@ def test_cut_stops_waiting_and_async_goes_on_with_the_rest() -> None:
     [cut] = run(of(*lengths), conversations=8, **settings)
     assert cut.collect == pytest.approx(2.0 * 1.5)
     assert (cut.finished, cut.cut) == (6, 2)
-    update = {"update_seconds": lambda conversations, tokens: 30.0}
+    update = {"update_seconds": lambda conversations, tokens, sampled: 30.0}
     first, second, third = run(
         of(*lengths), conversations=8, steps=3, **{**settings, **update, "policy": "async", "staleness": 4}
     )

@@ -137,7 +137,7 @@ def settle(settings: PlanSettings, gpu: Gpu) -> PlanSettings:
     """The assumptions with those filled in that depend on the device."""
     usual = {
         "decode_seconds": 0.0005 if gpu.is_cpu else 0.003,
-        "update_efficiency": 0.6 if gpu.is_cpu else 0.4,
+        "update_efficiency": 0.65 if gpu.is_cpu else 0.4,
     }
     empty = {name: value for name, value in usual.items() if getattr(settings, name) is None}
     return settings.model_copy(update=empty)
@@ -220,13 +220,14 @@ class Planner:
         length = shared + plan.user_turns * plan.user_tokens + plan.tool_calls * plan.tool_tokens
         updates: list[Update] = []
 
-        def update(conversations: float, tokens: float) -> float:
+        def update(conversations: float, tokens: float, sampled: float) -> float:
             if not learns or not conversations:
                 return 0.0
             mean = tokens / conversations + shared
             beginnings = conversations if layout.route == "verl" else conversations / training.group_size
             whole = tokens + beginnings * shared
-            updates.append(measure_update(plan, layout, self.shape, self.gpu, whole, mean))
+            trained = sampled if layout.route == "train" else None  # verl computes logits of whole rows
+            updates.append(measure_update(plan, layout, self.shape, self.gpu, whole, mean, trained))
             return updates[-1].total
 
         is_asked = is_endpoint(user.model) or bool(user.mix) or self.lengths.user_seconds > 0

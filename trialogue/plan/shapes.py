@@ -44,6 +44,11 @@ class ModelShape:
         """Keys and values of one token."""
         return 2 * self.attention_layers * self.kv_heads * self.head
 
+    @property
+    def output(self) -> int:
+        """Parameters of the output matrix."""
+        return self.vocabulary * self.width
+
     def count_lora(self, rank: int) -> int:
         """Parameters of adapters of all linear layers."""
         query, key = self.heads * self.head, self.kv_heads * self.head

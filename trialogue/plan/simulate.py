@@ -35,8 +35,9 @@ class Loop:
     at_once: int
     replicas: int
     sampling: Sampling
-    update_seconds: Callable[[float, float], float]
-    """Seconds between two collections, for so many conversations with so many tokens of their own."""
+    update_seconds: Callable[[float, float, float], float]
+    """Seconds between two collections, for so many conversations with so many tokens of their own, of which
+    so many were sampled."""
     user_at_once: float = inf
     user_per_second: float = inf
     workers: int = 1
@@ -219,7 +220,8 @@ class Simulation:
         told.collect = end - began
         told.finished = len(taken) * weight
         told.tokens = sum(talk.context for talk in taken) * weight
-        told.update = self.loop.update_seconds(told.finished, told.tokens)
+        sampled = sum(part.tokens for talk in taken for part in talk.turns if part.who == "agent") * weight
+        told.update = self.loop.update_seconds(told.finished, told.tokens, sampled)
         told.busiest = max(self._requests.values(), default=0) * weight
         told.typical = median(talk.ended - talk.begun for talk in taken) if taken else 0.0
         last = sorted(taken, key=lambda talk: talk.ended)[-max(1, len(taken) // 20) :]

@@ -31,21 +31,20 @@ async def smoke(
         "versions": find_versions(),
         "findings": [{name: getattr(one, name) for name in ("name", "state", "found")} for one in findings],
         "summary": told["summary"],
-        "step": compare_step(directory / "rl"),
+        "step": compare_step(directory / "rl", told["summary"]["seconds"]["rl"]),
     }
     write_json(directory / "report.json", report)
     write(directory / "report.md", redact(to_text(report)))
     return report
 
 
-def compare_step(run: Path) -> dict[str, float]:
-    """The mean seconds of a step as measured, and as `plan` predicts them from the same conversations."""
+def compare_step(run: Path, wall: float) -> dict[str, float]:
+    """The seconds of a step, evaluations included: as measured, and as `plan` predicts them from the same
+    conversations."""
     from trialogue.config import TrainConfig
-    from trialogue.run import read_seconds
 
     lines = [line for _, line in read_lines(run / "metrics.jsonl")]
     steps = [line for line in lines if "kind" not in line]
-    wall, _ = read_seconds(run)
     known = read_config(TrainConfig, run).model_dump(mode="json")
     usual = load_config(
         PlanConfig, None, ["plan.gpus=1", "plan.gpu=here", f"plan.like={json.dumps(str(run))}"]

@@ -68,16 +68,24 @@ class Update:
 
 
 def measure_update(
-    settings: PlanSettings, layout: Layout, shape: ModelShape, gpu: Gpu, tokens: float, length: float
+    settings: PlanSettings,
+    layout: Layout,
+    shape: ModelShape,
+    gpu: Gpu,
+    tokens: float,
+    length: float,
+    trained: float | None = None,
 ) -> Update:
-    """An update on so many tokens of rows of so many tokens, the mean.
+    """An update on so many tokens of rows of so many tokens, the mean. Logits are computed of the `trained`
+    ones only (default: all).
 
     A trained token costs three forward passes, four with checkpointing; verl adds one for its own
     log-probabilities, and a divergence one for those of the reference.
     """
     passes = 4.0 if layout.checkpointing else 3.0
     forwards = layout.reference + (layout.route == "verl" and layout.recomputed)
-    operations = tokens * shape.count_operations(length / 2) * (passes + forwards)
+    left_out = 2.0 * shape.output * (0.0 if trained is None else tokens - trained)
+    operations = (tokens * shape.count_operations(length / 2) - left_out) * (passes + forwards)
     speed = gpu.tflops * 1e12 * (settings.update_efficiency or 1.0) * layout.gpus
     compute = operations / speed
     network = publish = 0.0

@@ -32,7 +32,7 @@ def start(*words: str, hiding: Path | None = None) -> None:
 
 
 def find_processes(word: str) -> list[int]:
-    """Processes whose command or environment names a folder of ours."""
+    """Processes whose command names a folder of ours."""
     found: list[int] = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -53,7 +53,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        for number in find_processes(str(port)):
+        for number in find_processes(f"{place}/"):
             if number != os.getpid():
                 os.kill(number, 15)
         shutil.rmtree(place, ignore_errors=True)
