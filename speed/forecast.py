@@ -1,9 +1,8 @@
-"""What `trialogue plan` predicts beside what was measured: python speed/forecast.py [--demo DIR]
+"""What `trialogue plan` predicts beside what was measured: python speed/forecast.py
 
 The measured side is in speed/results.json and in the documents. The machine of those figures is taken from
 their bounds: memory bandwidth from sampling one conversation, products from the shortest update. All other
-assumptions are the usual ones of `plan` for a CPU. With `--demo` a finished demonstration gives the
-lengths of its conversations, and its learning is predicted, too.
+assumptions are the usual ones of `plan` for a CPU.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
 from trialogue.assumptions import PlanSettings
-from trialogue.config import Limits, PlanConfig, TrainConfig
+from trialogue.config import Limits, PlanConfig
 from trialogue.plan.hardware import Gpu
 from trialogue.plan.layout import Layout
-from trialogue.plan.lengths import Lengths, Part, read_recorded
+from trialogue.plan.lengths import Lengths, Part
 from trialogue.plan.plan import Planner, settle
 from trialogue.plan.shapes import find_shape
 from trialogue.plan.simulate import Loop, Simulation
@@ -160,6 +160,7 @@ def predict_load() -> Iterator[Case]:
     from trialogue.world.find import find_domain
 
     shop = find_domain("shop")
+    assert shop.oracle is not None
 
     async def hold() -> list[list[str]]:
         groups = rollout(
@@ -194,42 +195,70 @@ DEMO = fmean((315, 329, 328, 360, 353))
 """Seconds of the whole demonstration, five seeds on one core (docs/learning.md)."""
 
 
-def predict_demo(folder: Path, results: dict[str, tuple[float, float | None]]) -> Iterator[Case]:
-    """The demonstration: cold start, learning, and two tests, with the lengths of a finished one."""
-    from trialogue.learn.demo import Size
-    from trialogue.run import read_config
+def predict_demo(results: dict[str, tuple[float, float | None]]) -> Iterator[Case]:
+    """The demonstration: cold start, learning, and two tests, with conversations as long as the oracle's."""
+    from trialogue.learn.demo import LEVELS, Size
 
-    gpu = find_cpu(results, "float32")
-    known = read_config(TrainConfig, folder / "rl")
+    gpu, size, shape = find_cpu(results, "float32"), Size(), find_shape("tiny")
     plan = settle(PlanSettings(gpus=1, turn_seconds=TURN_SECONDS), gpu)
-    size = Size()
-    training = known.training.model_copy(update={"steps": size.steps, "eval_tasks": size.dev_tasks})
-    training = training.model_copy(update={"eval_every": size.eval_every})
-    config = PlanConfig.model_validate(
-        {**known.model_dump(mode="json"), "training": training.model_dump(), "plan": plan.model_dump()}
+    talks, shared = hold_tokenized(LEVELS)
+    training = {"steps": size.steps, "eval_every": size.eval_every, "eval_tasks": size.dev_tasks}
+    config = PlanConfig.model_validate({"training": training, "plan": plan.model_dump()})
+    lengths = Lengths(plan, config.limits, shared, 0.0, talks)
+    learning = Planner(config, shape, gpu, lengths).to_row(1, None)
+    test = Planner(config, shape, gpu, lengths).to_row(1, size.test_tasks)
+    own = fmean(sum(part.tokens for part in parts) for parts in talks)
+    said = fmean(sum(part.tokens for part in parts if part.who == "agent") for parts in talks)
+    whole = size.examples * (own + shared)
+    cold = measure_update(plan, ONE, shape, gpu, whole, own + shared, size.examples * said).compute
+    seconds = learning.hours * 3600 + 2 * test.collect + cold
+    yield Case("make demo, whole", "s", seconds, DEMO, "docs/learning.md")
+
+
+def hold_tokenized(levels: Sequence[int]) -> tuple[tuple[tuple[Part, ...], ...], int]:
+    """Conversations of the shop's oracle in the tokens of the tiny base, and what all of them begin with."""
+    from trialogue.engine.models import find_model_folder
+    from trialogue.learn.sft import to_example_rows
+    from trialogue.score.reward import grade
+    from trialogue.talk.agenda import make_agenda_user
+    from trialogue.talk.render.load import load_renderer
+    from trialogue.talk.rollout import RolloutSettings, rollout
+    from trialogue.world.find import find_domain
+
+    shop = find_domain("shop")
+    assert shop.oracle is not None
+    _, renderer = load_renderer(find_model_folder("tiny"))
+    tasks = shop.tasks("train", 200, 0, levels=levels)
+
+    async def hold() -> list[list[tuple[int, int]]]:
+        groups = rollout(shop, tasks, shop.oracle, make_agenda_user, RolloutSettings(grade=grade))
+        rows = [
+            row
+            async for group in groups
+            for item in group.trajectories
+            for row in to_example_rows(item, shop, renderer, "agent")
+        ]
+        return [list(zip(row.tokens, row.mask, strict=True)) for row in rows]
+
+    rows = asyncio.run(hold())
+    beginnings = [[token for token, _ in row] for row in rows]
+    shared = next(n for n in range(1000) if len({ids[n] for ids in beginnings}) > 1)
+    talks = tuple(
+        tuple(
+            Part("agent" if mask else "tool", len(list(run)), 0.0)
+            for mask, run in groupby(row[shared:], key=lambda pair: pair[1])
+        )
+        for row in rows
     )
-    recorded, shared = read_recorded(folder / "rl")
-    lengths = Lengths(plan, config.limits, shared, 0.0, recorded)
-    shape = find_shape("tiny")
-    planner = Planner(config, shape, gpu, lengths)
-    learning = planner.to_row(1, None)
-    quiet = replace(
-        planner, config=config.model_copy(update={"training": training.model_copy(update={"steps": 1})})
-    )
-    test = quiet.to_row(1, None).collect * size.test_tasks / (training.tasks_per_step * training.group_size)
-    own = fmean(sum(part.tokens for part in parts) for parts in recorded)
-    cold = measure_update(plan, ONE, shape, gpu, size.examples * (own + shared), own + shared).compute
-    yield Case("make demo, whole", "s", learning.hours * 3600 + 2 * test + cold, DEMO, "docs/learning.md")
+    return talks, shared
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--demo", type=Path, help="a finished demonstration")
-    given = parser.parse_args()
+    parser.parse_args()
     results = read_results()
     cases = [*predict_slow_users(results), *predict_steps(results), *predict_load()]
-    if given.demo is not None:
-        cases += predict_demo(given.demo, results)
+    cases += predict_demo(results)
     print("| What | | predicted | measured | off | measured by |")
     print("| --- | --- | ---: | ---: | ---: | --- |")
     for case in cases:
