@@ -160,11 +160,12 @@ def predict_load() -> Iterator[Case]:
     from trialogue.world.find import find_domain
 
     shop = find_domain("shop")
-    assert shop.oracle is not None
+    oracle = shop.oracle
+    assert oracle is not None
 
     async def hold() -> list[list[str]]:
         groups = rollout(
-            shop, shop.tasks("train", 200, 0), shop.oracle, make_agenda_user, RolloutSettings(grade=grade)
+            shop, shop.tasks("train", 200, 0), oracle, make_agenda_user, RolloutSettings(grade=grade)
         )
         return [
             ["tool" if turn.message.role == "tool" else turn.side for turn in item.turns]
@@ -226,12 +227,13 @@ def hold_tokenized(levels: Sequence[int]) -> tuple[tuple[tuple[Part, ...], ...],
     from trialogue.world.find import find_domain
 
     shop = find_domain("shop")
-    assert shop.oracle is not None
+    oracle = shop.oracle
+    assert oracle is not None
     _, renderer = load_renderer(find_model_folder("tiny"))
     tasks = shop.tasks("train", 200, 0, levels=levels)
 
     async def hold() -> list[list[tuple[int, int]]]:
-        groups = rollout(shop, tasks, shop.oracle, make_agenda_user, RolloutSettings(grade=grade))
+        groups = rollout(shop, tasks, oracle, make_agenda_user, RolloutSettings(grade=grade))
         rows = [
             row
             async for group in groups

@@ -7,7 +7,7 @@ import pytest
 from speed.forecast import predict_demo, predict_load, predict_slow_users, predict_steps, read_results
 
 MISSED = "SmolLM2 generation, prompt 512, 8 × 128 new in 1 turn"
-"""In float32 a decode step on this CPU reaches all of the memory's bandwidth, not the share that is assumed."""
+"""In float32 a decode step on this CPU reaches the memory's whole bandwidth, not the assumed share."""
 
 
 def test_slow_users_and_steps() -> None:
