@@ -79,6 +79,11 @@ def test_what_is_missing_is_told_with_what_to_do_and_exits_with_1() -> None:
     assert "asking openai" not in done.output  # nobody is asked without a key
 
 
+def test_a_model_that_is_not_here_is_no_problem_where_it_may_be_on_a_hub() -> None:
+    for model, state in (("Qwen/Qwen3-8B", "warn"), ("some/other-7B", "warn"), ("runs/none", "fail")):
+        assert find(read("shop", f"learner.model={model}")["findings"], "model")["state"] == state
+
+
 def test_too_few_tasks_for_a_step_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_domain(Path("bakery"))

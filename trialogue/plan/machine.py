@@ -158,14 +158,19 @@ def look_at_run(
     yield look_at_domain(config)
     from trialogue.plan.shapes import find_shape
 
+    model = config.learner.model
+    is_here = model in ("tiny", "smollm2") or Path(model).expanduser().is_dir()
+    is_hub = not is_here and model.count("/") == 1 and not model.startswith((".", "/", "~", "runs/"))
     try:
-        shape = find_shape(config.learner.model)
+        shape = find_shape(model)
     except TrialogueError as error:
-        yield Finding("model", "fail", str(error), "Set learner.model")
+        if is_hub:
+            yield Finding("model", "warn", f"{model} is not here, and its size is not known to plan with")
+        else:
+            yield Finding("model", "fail", str(error), "Set learner.model")
         return
-    path = Path(config.learner.model).expanduser()
-    if config.learner.model not in ("tiny", "smollm2") and not path.is_dir():
-        yield Finding("model", "warn", f"{config.learner.model} will be downloaded from a hub")
+    if is_hub:
+        yield Finding("model", "warn", f"{model} will be downloaded from a hub")
     else:
         yield Finding("model", "ok", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters")
     kept = config.training.keep_checkpoints + 1  # a new one is written before the oldest is removed

@@ -35,7 +35,8 @@ def to_lines(plan: Plan) -> Iterator[str]:
     if not plan.memory.fits:
         yield f"the smallest change that fits: {to_remedy(plan)}"
     yield ""
-    yield f"a step, {first.conversations:,} conversations at once: {first.step:.0f} s, of which"
+    given = "" if first.fits else " with that change" if first.changed else ", if it did fit"
+    yield f"a step{given}, {first.conversations:,} conversations at once: {first.step:.0f} s, of which"
     for name, seconds in sorted(first.parts.items(), key=lambda item: -item[1]):
         if seconds >= 0.005 * first.step:
             yield f"  {seconds:8.1f} s  {BOTTLENECKS[name]}"
