@@ -17,6 +17,8 @@ from endpoint import Endpoint
 
 from trialogue.cli.main import main
 from trialogue.config import TrainConfig, load_config
+from trialogue.hosts.ray_nodes import is_listening
+from trialogue.plan import cluster
 from trialogue.plan.cluster import compare_cpus, look_at_ray, read_words
 from trialogue.plan.doctor import examine, read_exported
 from trialogue.plan.machine import (
@@ -256,6 +258,23 @@ def test_launch_looks_first_and_stops_where_something_is_missing(tmp_path: Path)
     skipped = {**environment, "TRIALOGUE_DOCTOR": "0"}
     done = subprocess.run(command, env=skipped, capture_output=True, text=True, timeout=100, check=False)
     assert "fail  GPUs" not in done.stdout
+
+
+def test_a_ray_that_is_gone_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "find_version", lambda package: "2.60.0")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    [gone] = look_at_ray(tmp_path, {})
+    assert (gone.state, gone.found) == ("fail", "nobody listens at 127.0.0.1:9")
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(cluster, "NOTE", tmp_path / "note")
+    (tmp_path / "note").write_text("127.0.0.1:9\n", encoding="utf-8")
+    noted, fresh, processors = look_at_ray(tmp_path, {"ray_kwargs.ray_init.num_cpus": 64})
+    assert (noted.state, fresh.state, processors.state) == ("warn", "ok", "ok")
+    (tmp_path / "note").unlink()
+    alone = list(look_at_ray(tmp_path, {"ray_kwargs.ray_init.num_cpus": 4}))
+    assert [one.state for one in alone] == ["ok", "fail"]
+    assert not is_listening("ray://127.0.0.1:9")
+    assert is_listening("auto")
 
 
 def test_too_few_processors_of_ray_are_a_problem_because_verl_would_hang(tmp_path: Path) -> None:

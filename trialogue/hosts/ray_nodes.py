@@ -8,6 +8,7 @@ The launchers of `export verl` call it in place of a sleep of so many seconds.
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from time import monotonic, sleep
@@ -32,10 +33,24 @@ def count_needed(given: Mapping[str, Any]) -> tuple[int, int, int]:
     return nodes, gpus, CPUS_OF_GPU * nodes * gpus + int(units) + OTHERS
 
 
+def is_listening(address: str, seconds: float = 5.0) -> bool:
+    """Whether somebody listens at HOST:PORT. Ray itself tries for minutes where nobody does."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return True  # a word of Ray's own, such as auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
+
+
 def count_nodes(address: str) -> int:
     """Nodes that are alive; 0 where nobody answers."""
     import ray
 
+    if not is_listening(address):
+        return 0
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except Exception:  # noqa: BLE001 - Ray raises errors of many kinds until it is up

@@ -11,9 +11,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from trialogue.hosts.ray_nodes import count_needed
+from trialogue.hosts.ray_nodes import count_needed, is_listening
 from trialogue.plan.machine import Finding, find_version
 
+NOTE = Path("/tmp/ray/ray_current_cluster")
 SECONDS = 60.0
 """How long Ray's nodes may take to answer."""
 
@@ -34,7 +35,15 @@ def look_at_ray(folder: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
         return
     nodes, each, cpus = count_needed(given)
     gpus = nodes * each
-    if not (os.environ.get("RAY_ADDRESS") or is_running()):
+    address = os.environ.get("RAY_ADDRESS") or read_address()
+    if address and not is_listening(address):
+        if os.environ.get("RAY_ADDRESS"):
+            yield Finding("Ray", "fail", f"nobody listens at {address}", "Correct RAY_ADDRESS, or start Ray")
+            return
+        remedy = f"Remove {NOTE}, or set RAY_ADDRESS"
+        yield Finding("Ray", "warn", f"the Ray noted at {address} is gone", remedy)
+        address = ""
+    if not address:
         here = str(given.get("ray_kwargs.ray_init.num_cpus"))
         number = int(here) if here.isdigit() else os.cpu_count() or 1
         yield Finding("Ray", "ok", "no cluster is running; verl starts one on this machine")
@@ -43,7 +52,7 @@ def look_at_ray(folder: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
     import ray
 
     try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except Exception as error:  # noqa: BLE001 - whatever Ray raises, it cannot be reached
         yield Finding("Ray", "fail", f"cannot be reached: {error}", "Check RAY_ADDRESS, or run `ray start`")
         return
@@ -53,11 +62,11 @@ def look_at_ray(folder: Path, given: Mapping[str, Any]) -> Iterator[Finding]:
         ray.shutdown()
 
 
-def is_running() -> bool:
-    """Whether a Ray started on this machine left its address."""
+def read_address() -> str:
+    """Where the Ray that was last started on this machine noted its address."""
     with suppress(OSError):
-        return bool(Path("/tmp/ray/ray_current_cluster").read_text(encoding="utf-8").strip())
-    return False
+        return NOTE.read_text(encoding="utf-8").strip()
+    return ""
 
 
 def compare_cpus(number: int, needed: int) -> Finding:
