@@ -1,7 +1,8 @@
 """One GPU that is none: a torch device whose numbers are computed on the CPU (`fake_gpu.cpp`).
 
-It refuses tensors of mixed devices and counts kernels, copies, synchronisations of the host and bytes. It shows
-that code for a GPU is right and how often it waits; it cannot show that CUDA's own kernels work, or how fast.
+It refuses tensors of mixed devices and counts kernels, copies, synchronisations of the host and bytes. It
+shows that code for a GPU is right and how often it waits. It cannot show that CUDA's own kernels work, or how
+fast they are.
 """
 
 from __future__ import annotations

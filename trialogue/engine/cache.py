@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from trialogue.engine.attention import attend_with_sum, merge_parts
 from trialogue.engine.plan import LayerShapes, Layout
+from trialogue.engine.transfer import send
 
 if TYPE_CHECKING:
     from trialogue.engine.cpu.kernels import DecodeBatch, Kernels
@@ -58,7 +60,7 @@ class Slab:
 
     def resize(self, slots: int, capacity: int, kept: Sequence[int]) -> None:
         """Change the dimensions; slot `kept[i]` becomes slot i. One layer is copied at a time."""
-        index = torch.tensor(kept, dtype=torch.long, device=self.device)
+        index = send([torch.tensor(kept, dtype=torch.long)], self.device)[0]
         capacity = self.layout.pad(capacity)
         shared = min(capacity, self.capacity)
         for store, unit in ((self.keys, self.layout.lanes), (self.values, self.layout.per_unit)):
@@ -174,24 +176,43 @@ class Piece:
     prefix: Prefix | None
 
 
-@dataclass(slots=True)
+@dataclass
 class Bucket:
-    """Pieces of similar length, which attend to their own slots as one padded batch."""
+    """Pieces of similar length, which attend to their own slots as one padded batch of R rows."""
 
-    tokens: Tensor  # [R * C] packed index of each query, padded with the first
-    picked: Tensor  # which of the R * C results are of tokens, in the order of `targets`
+    count: int  # queries of a row
+    length: int  # places they look at
+    dtype: torch.dtype
+    tokens: Tensor  # [R * count] packed index of each query, padded with the first
+    picked: Tensor  # which of the R * count results are of tokens, in the order of `targets`
     targets: Tensor  # packed indices they belong to
-    rows: int
-    count: int
-    length: int
-    bias: Tensor  # [R, 1, C, T]: 0 where a query may attend, else -inf
-    slots: Tensor | slice
+    starts: Tensor  # [R] places before the first query
+    slots: Tensor  # [R]
+    whole: slice | None  # the slots, where they are consecutive
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.tokens, self.picked, self.targets, self.starts, self.slots]
+
+    @tensors.setter
+    def tensors(self, moved: list[Tensor]) -> None:
+        self.tokens, self.picked, self.targets, self.starts, self.slots = moved
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """[R, 1, count, length]: 0 where a query may attend, else -inf."""
+        device = self.starts.device
+        last = self.starts[:, None] + torch.arange(self.count, device=device)
+        hidden = torch.arange(self.length, device=device) > last[:, :, None]
+        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=device)
+        return bias.masked_fill_(hidden, -torch.inf)[:, None]
 
 
 class StepPlan:
-    """An `AttentionPlan` for packed pieces, in the order given."""
+    """An `AttentionPlan` for packed pieces, in the order given. `sent` are tensors that go to the device
+    together with its own."""
 
-    def __init__(self, slab: Slab, pieces: Sequence[Piece]) -> None:
+    def __init__(self, slab: Slab, pieces: Sequence[Piece], sent: Sequence[Tensor] = ()) -> None:
         self.slab, self.pieces = slab, pieces
         self.offsets: list[int] = []
         slots: list[int] = []
@@ -207,10 +228,25 @@ class StepPlan:
             if group == len(self.prefixes):
                 self.prefixes.append(piece.prefix)
             groups += [group] * piece.count
-        self.slots, self.places = (torch.tensor(values, device=slab.device) for values in (slots, places))
+        self.sent = list(sent)
+        self.slots, self.places = torch.tensor(slots), torch.tensor(places)
         self.decode_batch: DecodeBatch | None = None
         if slab.kernels is not None and max(piece.count for piece in pieces) <= slab.kernels.most_rows:
             self.decode_batch = slab.kernels.make_batch(slots, places, groups, slab, self.prefixes)
+        else:
+            self.buckets, self.shared = self._plan_buckets(), self._plan_shared()
+            self._send()
+
+    def _send(self) -> None:
+        """Put all that was planned on the device, by one copy."""
+        of_buckets = chain.from_iterable(bucket.tensors for bucket in self.buckets)
+        shared = [tokens for _, tokens in self.shared if tokens is not None]
+        moved = iter(send([*self.sent, self.slots, self.places, *of_buckets, *shared], self.slab.device))
+        self.sent = list(islice(moved, len(self.sent)))
+        self.slots, self.places = next(moved), next(moved)
+        for bucket in self.buckets:
+            bucket.tensors = list(islice(moved, 5))
+        self.shared = [(prefix, tokens if tokens is None else next(moved)) for prefix, tokens in self.shared]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         slab = self.slab
@@ -222,8 +258,9 @@ class StepPlan:
         sums = torch.empty(queries.shape[:2], dtype=torch.float32, device=query.device)
         for bucket in self.buckets:
             picked = queries.index_select(0, bucket.tokens)
-            picked = picked.view(bucket.rows, bucket.count, *queries.shape[1:]).transpose(1, 2)
-            own_keys, own_values = slab.read(layer, bucket.slots, bucket.length)
+            picked = picked.unflatten(0, (-1, bucket.count)).transpose(1, 2)
+            slots = bucket.slots if bucket.whole is None else bucket.whole
+            own_keys, own_values = slab.read(layer, slots, bucket.length)
             part, part_sum = attend_with_sum(picked, own_keys, own_values, scaling, bucket.bias)
             output[bucket.targets] = part.transpose(1, 2).flatten(0, 1).index_select(0, bucket.picked)
             sums[bucket.targets] = (
@@ -240,8 +277,7 @@ class StepPlan:
                 output[tokens], sums[tokens] = merge_parts(part, part_sum, output[tokens], sums[tokens])
         return output
 
-    @cached_property
-    def buckets(self) -> list[Bucket]:
+    def _plan_buckets(self) -> list[Bucket]:
         """Pieces, padded together with others of similar length."""
         groups: dict[int, list[int]] = {}
         for number, piece in enumerate(self.pieces):
@@ -250,37 +286,29 @@ class StepPlan:
         return [self._plan_bucket(members) for members in groups.values()]
 
     def _plan_bucket(self, members: list[int]) -> Bucket:
-        device = self.slab.device
         chosen = [self.pieces[number] for number in members]
         count = max(piece.count for piece in chosen)
         length = max(piece.start + piece.count for piece in chosen)
-        counts = torch.tensor([piece.count for piece in chosen], device=device)
-        starts = torch.tensor([piece.start for piece in chosen], device=device)
-        first = torch.tensor([self.offsets[number] for number in members], device=device)
-        steps = torch.arange(count, device=device)
+        counts = torch.tensor([piece.count for piece in chosen])
+        starts = torch.tensor([piece.start for piece in chosen])
+        slots = torch.tensor([piece.slot for piece in chosen])
+        first = torch.tensor([self.offsets[number] for number in members])
+        steps = torch.arange(count)
         real = steps < counts[:, None]
-        tokens = torch.where(real, first[:, None] + steps, first[:, None]).flatten()
-        hidden = torch.arange(length, device=device) > (starts[:, None] + steps)[:, :, None]
-        bias = torch.zeros(hidden.shape, dtype=self.slab.shapes.dtype, device=device)
-        bias.masked_fill_(hidden, -torch.inf)
-        picked = real.flatten().nonzero()[:, 0]
-        targets, places = tokens[picked], torch.tensor([piece.slot for piece in chosen], device=device)
-        first_slot, last_slot = int(places.min()), int(places.max()) + 1
+        tokens = torch.where(real, first[:, None] + steps, first[:, None])
+        targets, picked, whole = tokens[real], real.flatten().nonzero()[:, 0], None
+        first_slot, last_slot = int(slots.min()), int(slots.max()) + 1
         rows = last_slot - first_slot
-        if rows > 2 * len(chosen):
-            return Bucket(tokens, picked, targets, len(chosen), count, length, bias[:, None], places)
-        # Most slots of the range take part: read all as a view, and drop the results of the others.
-        taken = places - first_slot
-        spread = torch.zeros(rows, *bias.shape[1:], dtype=bias.dtype, device=device)
-        spread[taken] = bias
-        all_tokens = torch.zeros(rows, count, dtype=torch.long, device=device)
-        all_tokens[taken] = tokens.view(-1, count)
-        picked = (taken[:, None] * count + steps)[real]
-        slots = slice(first_slot, last_slot)
-        return Bucket(all_tokens.flatten(), picked, targets, rows, count, length, spread[:, None], slots)
+        if rows <= 2 * len(chosen):
+            # Most slots of the range take part: read all as a view, and drop the results of the others.
+            taken, whole = slots - first_slot, slice(first_slot, last_slot)
+            starts = torch.full((rows,), length).index_copy_(0, taken, starts)
+            tokens = torch.zeros(rows, count, dtype=torch.long).index_copy_(0, taken, tokens)
+            picked = (taken[:, None] * count + steps)[real]
+        dtype = self.slab.shapes.dtype
+        return Bucket(count, length, dtype, tokens.flatten(), picked, targets, starts, slots, whole)
 
-    @cached_property
-    def shared(self) -> list[tuple[Prefix, Tensor | None]]:
+    def _plan_shared(self) -> list[tuple[Prefix, Tensor | None]]:
         """Each prefix and the tokens that attend to it, None for all."""
         found: list[tuple[Prefix, Tensor | None]] = []
         for prefix in self.prefixes:
@@ -292,7 +320,7 @@ class StepPlan:
                     for number in range(piece.count)
                 ]
                 all_share = len(tokens) == len(self.slots)
-                found.append((prefix, None if all_share else torch.tensor(tokens, device=self.slab.device)))
+                found.append((prefix, None if all_share else torch.tensor(tokens)))
         return found
 
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trialogue.engine.transfer import send
+
 # splitmix64, in signed 64-bit numbers
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_ONE = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -28,23 +30,28 @@ def uniform_noise(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def draw_tokens(logits: Tensor, temperatures: Tensor, top_p: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [R, V], the rest [R] → tokens [R] and their log-probabilities under the tempered distribution.
+    """logits [R, V], the rest [R] on the host → tokens [R] and their log-probabilities under the tempered
+    distribution.
 
     Temperature 0 takes the most probable token and reports its log-probability at temperature 1.
     """
+    # What is needed is decided on the host, so that it does not wait for a GPU.
+    is_greedy, is_tempered = temperatures == 0, bool((temperatures != 1).any())
+    any_greedy, all_greedy = bool(is_greedy.any()), bool(is_greedy.all())
+    any_cut = bool(((top_p < 1) & ~is_greedy).any())
+    temperatures, top_p, noise = send([temperatures, top_p, noise], logits.device)
     greedy = temperatures == 0
-    any_greedy = bool(greedy.any())
     logits = logits.float()
-    if bool((temperatures != 1).any()):
+    if is_tempered:
         logits = logits / torch.where(greedy, 1.0, temperatures)[:, None]
     top = logits.amax(-1, keepdim=True)
     weights = (logits - top).exp_()
-    if any_greedy and bool(greedy.all()):
+    if all_greedy:
         tokens = logits.argmax(-1)
     else:
         tokens = _invert(weights, noise)
-        cut = (top_p < 1) & ~greedy
-        if bool(cut.any()):
+        if any_cut:
+            cut = (top_p < 1) & ~greedy
             probabilities = weights / weights.sum(-1, keepdim=True)
             tokens = torch.where(cut, _invert_nucleus(probabilities, top_p, noise), tokens)
         if any_greedy:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 
@@ -419,14 +420,21 @@ class BatchSampler:
                 return []
 
     def _compute(
-        self, slab: Slab, pieces: Sequence[Piece], tokens: Sequence[int], positions: Sequence[int]
+        self,
+        slab: Slab,
+        pieces: Sequence[Piece],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        ends: Sequence[int] = (),
     ) -> torch.Tensor:
+        """Hidden states of the tokens at `ends`."""
         self.computed_tokens += len(tokens)
         self._try_decoder()
-        with self.adapted.using(StepPlan(slab, pieces)):
-            return self.adapted.hidden(
-                torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device)
-            )
+        lists = [torch.tensor(values, dtype=torch.long) for values in (tokens, positions, ends)]
+        plan = StepPlan(slab, pieces, lists)
+        with self.adapted.using(plan):
+            hidden = self.adapted.hidden(plan.sent[0], plan.sent[1])
+        return hidden if len(ends) == len(tokens) else hidden[plan.sent[2]]
 
     def _try_decoder(self) -> None:
         """Test the fused model's decoder once, on fixed tokens, so that a resumed run decides the same."""
@@ -461,29 +469,26 @@ class BatchSampler:
             if start + count == len(request.sequence):
                 drawing.append(request)
                 ends.append(len(tokens) - 1)
-        hidden = self._compute(self.slab, laid, tokens, positions)
-        if not drawing:
-            return []
-        if len(ends) < len(tokens):
-            hidden = hidden[torch.tensor(ends, device=self.device)]
-        return self._draw(hidden, drawing)
+        hidden = self._compute(self.slab, laid, tokens, positions, ends)
+        return self._draw(hidden, drawing) if drawing else []
 
     def _draw(self, hidden: torch.Tensor, drawing: Sequence[SamplingRequest]) -> list[SamplingRequest]:
-        device = self.device
         noise = uniform_noise(
-            torch.tensor([request.seed for request in drawing], device=device),
-            torch.tensor([len(request.sequence) for request in drawing], device=device),
+            torch.tensor([request.seed for request in drawing]),
+            torch.tensor([len(request.sequence) for request in drawing]),
         )
         drawn, logprobs = draw_tokens(
             self.adapted.logits(hidden),
-            torch.tensor([request.params.temperature for request in drawing], device=device),
-            torch.tensor([request.params.top_p for request in drawing], device=device),
+            torch.tensor([request.params.temperature for request in drawing]),
+            torch.tensor([request.params.top_p for request in drawing]),
             noise,
         )
-        if not bool(torch.isfinite(logprobs).all()):
+        # One copy to the host: float64 holds every token id and every float32 exactly.
+        found = torch.stack([drawn.double(), logprobs.double()]).tolist()
+        if not all(map(isfinite, found[1])):
             raise EngineError("the model gives logits that are not finite: its weights have diverged")
         ended: list[SamplingRequest] = []
-        for request, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
+        for request, token, logprob in zip(drawing, map(int, found[0]), found[1], strict=True):
             request.sequence.append(token)
             request.logprobs.append(logprob)
             reason: StopReason | None = None

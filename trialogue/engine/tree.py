@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from trialogue.engine.attention import merge_parts
 from trialogue.engine.prefixes import common_length
+from trialogue.engine.transfer import send
 
 if TYPE_CHECKING:
     from trialogue.engine.cpu.fast_path import FastPath
@@ -108,12 +109,18 @@ class TreePlan:
 
     @cached_property
     def blocks(self) -> list[CausalBlock]:
-        return [self._block(nodes) for nodes in group_by_length(self.tree.nodes)]
+        blocks = [self._block(nodes) for nodes in group_by_length(self.tree.nodes)]
+        tensors = [tensor for block in blocks for tensor in (block.gather, block.packed, block.real)]
+        moved = iter(send([tensor for tensor in tensors if tensor is not None], self.device))
+        for block in blocks:
+            block.gather, block.packed = next(moved), next(moved)
+            block.real = None if block.real is None else next(moved)
+        return blocks
 
     def _block(self, nodes: Sequence[Node]) -> CausalBlock:
-        starts = torch.tensor([node.start for node in nodes], device=self.device)[:, None]
-        counts = torch.tensor([node.stop - node.start for node in nodes], device=self.device)[:, None]
-        steps = torch.arange(int(counts.max()), device=self.device)
+        starts = torch.tensor([node.start for node in nodes])[:, None]
+        counts = torch.tensor([node.stop - node.start for node in nodes])[:, None]
+        steps = torch.arange(int(counts.max()))
         gather = torch.where(steps < counts, starts + steps, starts).flatten()
         real = (steps < counts).flatten().nonzero()[:, 0]
         complete = len(real) == len(gather)
@@ -130,12 +137,15 @@ class TreePlan:
 
     @cached_property
     def previous(self) -> Tensor:
-        """Packed index of the token before each token. The index past the end means none; it is its own
-        predecessor."""
+        """Packed index of the token before each token, on the host. The index past the end means none; it is
+        its own predecessor."""
         end = len(self.tree.tokens)
-        return torch.tensor(
-            [end if index < 0 else index for index in self.tree.previous] + [end], device=self.device
-        )
+        return torch.tensor([end if index < 0 else index for index in self.tree.previous] + [end])
+
+    @cached_property
+    def previous_there(self) -> Tensor:
+        """`previous` on the device."""
+        return send([self.previous], self.device)[0]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         return TreeAttention.apply(query, key, value, self, scaling)
@@ -143,10 +153,10 @@ class TreePlan:
     def look_back(self, layer: int, inputs: Tensor, kernel: int) -> list[Tensor]:
         padded = torch.cat([inputs, inputs.new_zeros(1, inputs.shape[1])])
         found: list[Tensor] = []
-        index = self.previous
+        index = previous = self.previous_there
         for _ in range(1, kernel):
             found.append(padded.index_select(0, index[:-1]))
-            index = self.previous[index]
+            index = previous[index]
         return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from math import isfinite, nan
 
 import torch
@@ -21,6 +22,7 @@ from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenB
 from trialogue.engine.attention import ModelAdapter
 from trialogue.engine.logprobs import LOGITS_AT_ONCE, TokenLogprobs, TorchLogits
 from trialogue.engine.prefixes import common_length
+from trialogue.engine.transfer import send
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
@@ -88,24 +90,29 @@ def gather_tokens(
             return None
         pairs = zip(lists, wanted, strict=True)
         chosen = [values[position] for values, positions in pairs if values for position in positions]
-        return torch.tensor(chosen, dtype=dtype, device=entropy.device)
+        return torch.tensor(chosen, dtype=dtype)
 
-    counts = torch.tensor([len(positions) for positions in wanted], device=entropy.device)
-    old, advantages = (
-        flat([row.logprobs for row in here], torch.float32),
-        flat([row.advantages for row in here], torch.float32),
-    )
-    assert old is not None
-    assert advantages is not None
+    counts = torch.tensor([len(positions) for positions in wanted])
+    flat_lists = {
+        "old_logprobs": flat([row.logprobs for row in here], torch.float32),
+        "advantages": flat([row.advantages for row in here], torch.float32),
+        "reference_logprobs": flat([row.reference_logprobs for row in here], torch.float32),
+        "row": torch.arange(len(here)).repeat_interleave(counts),
+        "turns": flat([row.turns for row in here], torch.long),
+        "conversation_tokens": torch.tensor([sizes[index] for index in places]),
+        "elsewhere": torch.tensor([elsewhere[index] for index in places]),
+    }
+    given = {name: tensor for name, tensor in flat_lists.items() if tensor is not None}
+    there = dict(zip(given, send(list(given.values()), entropy.device), strict=True))
     return TokenBatch(
-        old_logprobs=old,
-        advantages=advantages,
-        reference_logprobs=flat([row.reference_logprobs for row in here], torch.float32),
+        old_logprobs=there["old_logprobs"],
+        advantages=there["advantages"],
+        reference_logprobs=there.get("reference_logprobs"),
         entropy=entropy,
-        row=torch.arange(len(here), device=entropy.device).repeat_interleave(counts),
-        turns=flat([row.turns for row in here], torch.long),
-        conversation_tokens=torch.tensor([sizes[index] for index in places], device=entropy.device),
-        elsewhere=torch.tensor([elsewhere[index] for index in places], device=entropy.device),
+        row=there["row"],
+        turns=there.get("turns"),
+        conversation_tokens=there["conversation_tokens"],
+        elsewhere=there["elsewhere"],
         rows=len(here),
         total_conversations=len(conversations),
         total_tokens=sum(map(len, masked)),
@@ -159,16 +166,16 @@ class Update:
             whole = torch.cat([torch.arange(start, stop) for start, stop in path])
             packed.append(whole[torch.tensor(positions, dtype=torch.long)])
         needed, places = torch.cat(packed).unique(return_inverse=True)
-        needed, places = needed.to(self.device), places.to(self.device)
-        tokens = torch.tensor(tree.tokens, device=self.device)
-        hidden = self.adapted.hidden(tokens, torch.tensor(tree.positions, device=self.device))
-        before = plan.previous[needed]
+        tokens = torch.tensor(tree.tokens)
+        planned = [tokens, torch.tensor(tree.positions), plan.previous[needed], tokens[needed], places]
+        tokens, positions, before, targets, places = send(planned, self.device)
+        hidden = self.adapted.hidden(tokens, positions)
         weight, bias = self.adapted.output()
         logprobs, entropy = TokenLogprobs.apply(
             hidden.index_select(0, before).to(self.adapted.dtype),
             weight,
             bias,
-            tokens[needed],
+            targets,
             temperature,
             max(1, LOGITS_AT_ONCE // weight.shape[0]),
             torch.is_grad_enabled(),
@@ -185,9 +192,8 @@ class Update:
             wanted = [range(1, len(sequences[index])) for index in batch]
             with torch.no_grad(), self.adapted.using(plan):
                 logprobs, _, places = self._score(plan, wanted, temperature)
-            found = logprobs[places].split([len(positions) for positions in wanted])
-            for index, values in zip(batch, found, strict=True):
-                results[index][1:] = values.tolist()
+            for index, values in zip(batch, split(logprobs[places], wanted), strict=True):
+                results[index][1:] = values
         return results
 
     def _batches(self, sequences: Sequence[list[int]]) -> list[list[int]]:
@@ -215,8 +221,8 @@ class Update:
                 value, found = loss(new, gather_tokens(rows, masked, entropy[places], batch))
                 value.backward()
             _add_metrics(metrics, {"loss": value, **found})
-            for index, values in zip(batch, new.detach().split([len(p) for p in wanted]), strict=True):
-                results[index] = values.tolist()
+            for index, values in zip(batch, split(new.detach(), wanted), strict=True):
+                results[index] = values
         return Outputs(results, metrics)
 
     @contextmanager
@@ -261,14 +267,23 @@ class Update:
         }
 
 
+def split(values: Tensor, positions: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The values of each row, by one copy to the host."""
+    left = iter(values.tolist())
+    return [list(islice(left, len(places))) for places in positions]
+
+
 def find_recomputed_layers(model: PreTrainedModel) -> list[nn.Module]:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def _add_metrics(totals: dict[str, float], found: dict[str, Tensor | float]) -> None:
+    tensors = {name: value.detach().double() for name, value in found.items() if isinstance(value, Tensor)}
+    if tensors:  # one copy to the host
+        found = found | dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
     for name, value in found.items():
-        number = float(value.detach()) if isinstance(value, Tensor) else float(value)
+        number = float(value)
         if name not in totals:
             totals[name] = number
         elif name.endswith("_max"):
