@@ -8,6 +8,7 @@ TrialogueError
 ├── ModelError        a model gave no usable reply
 ├── BudgetError       the run may spend no more; everything finished is saved
 ├── EngineError       sampling or updating weights failed
+│   └── OutOfMemory   the GPU has too little memory for these settings
 ├── RunError          a run directory cannot be read, written or resumed
 └── GradeError        a conversation cannot be graded (a judge failed, a replay diverged)
 """
@@ -56,6 +57,15 @@ class BudgetError(TrialogueError):
 
 class EngineError(TrialogueError):
     """Sampling or updating weights failed."""
+
+
+class OutOfMemory(EngineError):
+    """The GPU has too little memory for these settings. `is_unchanged` says whether the weights are those of
+    the last step."""
+
+    def __init__(self, text: str, is_unchanged: bool = True) -> None:
+        super().__init__(text)
+        self.is_unchanged = is_unchanged
 
 
 class RunError(TrialogueError):

@@ -8,17 +8,17 @@ import random
 import pytest
 import torch
 
-from trialogue.engine import OptimParams, Row
-from trialogue.engine.cpu import logits, tree_kernels
-from trialogue.engine.cpu.logits import CpuLogits
-from trialogue.engine.logprobs import TokenLogprobs
-from trialogue.engine.tree import (
+from trialogue.engine import OptimParams, Row, blocks
+from trialogue.engine.blocks import (
     attend_block,
     attend_block_plainly,
     backpropagate_block,
     backpropagate_block_plainly,
-    grow_tree,
 )
+from trialogue.engine.cpu import logits, tree_kernels
+from trialogue.engine.cpu.logits import CpuLogits
+from trialogue.engine.logprobs import TokenLogprobs
+from trialogue.engine.tree import grow_tree
 from trialogue.engine.update import split_micro_batches
 from trialogue.errors import EngineError
 
@@ -215,7 +215,9 @@ async def test_optim_step_is_adamw_with_clipping_and_decay_on_matrices(
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_both_ways_to_attend_agree(heads, causal):
+@pytest.mark.parametrize("scores", [1 << 26, 100, 1])
+def test_both_ways_to_attend_agree(heads, causal, scores, monkeypatch):
+    monkeypatch.setattr(blocks, "SCORES_AT_ONCE", scores)  # all queries at once, some of them, each alone
     torch.manual_seed(0)
     query, grad = torch.randn(2, 2 * heads, 9, 8), torch.randn(2, 2 * heads, 9, 8)
     key, value = torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)

@@ -409,6 +409,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
     std::optional<double> scale) {
   check_flash(query, key, value);
   TORCH_CHECK(sums.scalar_type() == at::kFloat && sums.sizes() == query.sizes().slice(0, 3), "log-sums [B, H, Q]");
+  TORCH_CHECK(sums.is_contiguous(), "the kernel reads log-sums without strides");
   TORCH_CHECK(most_queries == query.size(2) && most_keys == key.size(2), "lengths of the batch");
   count(kernels, "aten::_scaled_dot_product_flash_attention_backward");
   if (shapes_only) {

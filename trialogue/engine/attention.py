@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from trialogue.engine.blocks import attend_block, is_for_flash, multiply_in_float32, to_chunks
 from trialogue.engine.cpu.fast_path import find_fast_path
 from trialogue.engine.plan import AttentionPlan, LayerShapes, ShapeRecorder, convolve
 from trialogue.errors import EngineError
@@ -56,6 +57,7 @@ class ModelAdapter:
         self.head = head
         self.vocabulary: int = head.weight.shape[0]
         self.fast = find_fast_path(model)
+        self.rounded: list[RoundedLinear] = []
         for module in self.body.modules():
             if hasattr(module, "layer_idx"):
                 cast(Any, module).adapted = self
@@ -74,6 +76,17 @@ class ModelAdapter:
             self.fast.fused.round()
         else:
             self.shapes = self.probe()
+        if self.fast is None:
+            for module in (*self.body.modules(), self.head):
+                if type(module) is nn.Linear and module.weight.dtype == torch.float32:
+                    self.rounded.append(RoundedLinear(module))
+
+    def forget(self) -> None:
+        """Drop the copies of weights that sampling made."""
+        if self.fast is not None:
+            self.fast.forget()
+        for linear in self.rounded:
+            linear.copies = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,6 +146,25 @@ class ModelAdapter:
                 f"attention or short convolutions that this engine knows. {SUPPORTED}"
             )
         return LayerShapes(recorder.attention, recorder.convolution, recorder.dtype)
+
+
+class RoundedLinear:
+    """A linear layer off the CPU whose weights autocast rounds. Sampling makes the rounded copy once, rather
+    than in every step; an update needs the gradient of the float32 weights."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        self.module = module
+        self.copies: tuple[Tensor, Tensor | None] | None = None
+        cast(Any, module).forward = self.compute
+
+    def compute(self, inputs: Tensor) -> Tensor:
+        weight, bias = self.module.weight, cast("Tensor | None", self.module.bias)
+        if torch.is_inference_mode_enabled():
+            if self.copies is None:
+                dtype = torch.get_autocast_dtype(inputs.device.type)
+                self.copies = weight.to(dtype), None if bias is None else bias.to(dtype)
+            weight, bias = self.copies
+        return nn.functional.linear(inputs, weight, bias)
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
@@ -201,7 +233,8 @@ def attend_with_sum(
 ) -> tuple[Tensor, Tensor]:
     """Attention and its log-sum-exp, so that parts over different keys can be merged.
 
-    query [B, H, Q, D], key and value [B, KV, T, D], bias like [B, 1, Q, T] → [B, H, Q, D], [B, H, Q].
+    query [B, H, Q, D], key and value [B, KV, T, D], bias like [B, 1, Q, T] → [B, H, Q, D], [B, H, Q]; the
+    log-sums are in float32.
     """
     if query.device.type == "cpu" and query.shape[2] > 1 and key.shape[3] == value.shape[3]:
         if bias is not None:
@@ -209,11 +242,27 @@ def attend_with_sum(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=bias, scale=scaling
         )
+    if bias is None and is_for_flash(query, value):
+        return attend_block(query, key, value, scaling=scaling, causal=False)
+    parts: list[tuple[Tensor, Tensor]] = []
+    for part in to_chunks(query, key.shape[2]):
+        shift = bias if bias is None or bias.shape[2] == 1 else bias[:, :, part]
+        parts.append(_attend_by_matmuls(query[:, :, part], key, value, scaling, shift))
+    return (
+        parts[0]
+        if len(parts) == 1
+        else (torch.cat([output for output, _ in parts], 2), torch.cat([sums for _, sums in parts], 2))
+    )
+
+
+def _attend_by_matmuls(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     batch, heads, queries, width = query.shape
     groups = heads // key.shape[1]
     # The queries that share a KV head are rows of one matmul.
-    grouped = (query * scaling).reshape(batch, key.shape[1], groups * queries, width)
-    scores = torch.matmul(grouped, key.transpose(2, 3))
+    grouped = query.reshape(batch, key.shape[1], groups * queries, width)
+    scores = multiply_in_float32(grouped, key.transpose(2, 3), scaling)
     if bias is not None:
         scores += (
             bias if queries == 1 else bias.expand(batch, 1, queries, key.shape[2]).repeat(1, 1, groups, 1)
@@ -221,7 +270,7 @@ def attend_with_sum(
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
-    output = torch.matmul(weights, value).div_(total)
+    output = torch.matmul(weights.to(value.dtype), value).div_(total)
     summed = total.log_().add_(top)
     return output.view(batch, heads, queries, value.shape[3]), summed.view(batch, heads, queries)
 

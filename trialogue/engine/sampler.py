@@ -89,10 +89,9 @@ class BatchSampler:
 
     def drop_caches(self) -> None:
         """Drop everything computed, after a change of weights. Active requests start again."""
-        fast, kernels = self.adapted.fast, None
-        if fast is not None:
-            fast.forget()
-            kernels = fast.find_step_kernels(self.adapted.shapes)
+        self.adapted.forget()
+        fast = self.adapted.fast
+        kernels = None if fast is None else fast.find_step_kernels(self.adapted.shapes)
         self.slab = Slab(self.adapted.shapes, 0, 0, self.device, kernels)
         self.free: list[int] = []
         self.sessions: dict[str, Cached] = {}

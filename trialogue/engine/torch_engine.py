@@ -15,7 +15,7 @@ import ctypes
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -43,7 +43,7 @@ from trialogue.engine.sampler import BatchSampler, SamplingRequest
 from trialogue.engine.state import load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
-from trialogue.errors import EngineError
+from trialogue.errors import EngineError, OutOfMemory
 from trialogue.reading import reading
 
 Result = TypeVar("Result")
@@ -68,7 +68,13 @@ class TorchEngine:
         if self.device.type == "cpu":
             keep_freed_memory()
         with phase("loading the model"):
-            find_worker().submit(self._build, source).result()
+            try:
+                find_worker().submit(self._build, source).result()
+            except torch.OutOfMemoryError:
+                raise OutOfMemory(
+                    f"{self.device} has too little memory to load the model: train adapters with "
+                    "learner.lora_rank=32, or take a smaller model"
+                ) from None
         self._requests = 0
         self._unpublished = False
         self._driver: asyncio.Task[None] | None = None
@@ -200,8 +206,9 @@ class TorchEngine:
                 ended = await self._run(self._step, arrived, over)
             except Exception as error:  # noqa: BLE001 - every waiting request must get the error
                 ended = [request for request in self._open if request not in self._arrived]
+                known = isinstance(error, OutOfMemory)
                 for request in ended:
-                    request.error = EngineError(f"sampling failed: {error!r}")
+                    request.error = error if known else EngineError(f"sampling failed: {error!r}")
             for request in ended:
                 future = self._open.pop(request, None)
                 if future is None or future.done():
@@ -224,7 +231,26 @@ class TorchEngine:
             raise
 
     async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(find_worker(), function, *arguments)
+        run = partial(self._run_here, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(find_worker(), run)
+
+    def _run_here(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function. When the GPU has no memory left, free what can be made again and say what to
+        lower."""
+        try:
+            return function(*arguments)
+        except torch.OutOfMemoryError as error:
+            found = str(error).split(". ")[0]
+        # Here nothing holds the tensors of the call that failed.
+        is_unchanged = not (self._unpublished or function == self.update.optim_step)
+        self.sampler.reset()
+        self.update.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        is_sampling = function == self._step
+        advice = explain_memory(self.settings, is_sampling=is_sampling, is_lora=self.adapter is not None)
+        what = "sampling" if is_sampling else "an update"
+        raise OutOfMemory(f"{self.device} has too little memory for {what} ({found}): {advice}", is_unchanged)
 
     # -- training --------------------------------------------------------------------------------------
 
@@ -294,6 +320,19 @@ class TorchEngine:
         self._unpublished = bool(counters["unpublished"])
         self._requests = counters["requests"]
         self.update.skipped = counters["skipped"]
+
+
+def explain_memory(settings: EngineSettings, *, is_sampling: bool, is_lora: bool) -> str:
+    """What to change when the GPU's memory does not suffice."""
+    if is_sampling:
+        gigabytes = settings.cache_bytes / (1 << 30)
+        return f"lower learner.cache_gigabytes (now {gigabytes:g}) or rollout.concurrency"
+    advice = [f"lower learner.micro_batch_tokens (now {settings.max_tokens_per_micro_batch})"]
+    if not settings.gradient_checkpointing:
+        advice.append("set learner.gradient_checkpointing=true")
+    if not is_lora:
+        advice.append("train adapters with learner.lora_rank=32")
+    return ", or ".join(advice)
 
 
 @cache

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from trialogue.engine.attention import merge_parts
+from trialogue.engine.blocks import attend_block, backpropagate_block
 from trialogue.engine.prefixes import common_length
 from trialogue.engine.transfer import send
 
@@ -265,76 +266,3 @@ def _flat(tensor: Tensor, block: CausalBlock) -> Tensor:
 def _single(tensor: Tensor) -> Tensor:
     """[n, H, …] → [1, H, n, …]"""
     return tensor.transpose(0, 1)[None]
-
-
-def attend_block(
-    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """Attention of query [B, H, Q, D] on key, value [B, KV, T, D], with its log-sums [B, H, Q]."""
-    if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, scale=scaling
-        )
-    return attend_block_plainly(query, key, value, scaling=scaling, causal=causal)
-
-
-def backpropagate_block(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    sums: Tensor,
-    *,
-    scaling: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value through one block; output and sums are those over all blocks."""
-    if query.device.type == "cpu" and key.shape[3] == value.shape[3]:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, output, sums, 0.0, causal, scale=scaling
-        )
-    return backpropagate_block_plainly(grad, query, key, value, output, sums, scaling=scaling, causal=causal)
-
-
-def _scores(query: Tensor, key: Tensor, scaling: float, causal: bool) -> Tensor:
-    """[B, KV, G, Q, T] in float32, -inf where a query may not attend."""
-    grouped = query.unflatten(1, (key.shape[1], -1))
-    scores = torch.matmul(grouped, key.transpose(2, 3)[:, :, None]).float() * scaling
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu_(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    return scores
-
-
-def attend_block_plainly(
-    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """`attend_block` by matmuls, for devices without a kernel that returns log-sums."""
-    scores = _scores(query, key, scaling, causal)
-    sums = scores.logsumexp(-1)
-    weights = (scores - sums[..., None]).exp().to(value.dtype)
-    return torch.matmul(weights, value[:, :, None]).flatten(1, 2), sums.flatten(1, 2)
-
-
-def backpropagate_block_plainly(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    sums: Tensor,
-    *,
-    scaling: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    heads = key.shape[1]
-    grouped_grad, grouped_query = grad.unflatten(1, (heads, -1)), query.unflatten(1, (heads, -1))
-    weights = (_scores(query, key, scaling, causal) - sums.unflatten(1, (heads, -1))[..., None]).exp()
-    mean = (grad.float() * output.float()).sum(-1).unflatten(1, (heads, -1))
-    grad_scores = torch.matmul(grouped_grad, value.transpose(2, 3)[:, :, None]).float()
-    grad_scores = (weights * (grad_scores - mean[..., None]) * scaling).to(query.dtype)
-    grad_query = torch.matmul(grad_scores, key[:, :, None]).flatten(1, 2)
-    grad_key = torch.matmul(grad_scores.transpose(3, 4), grouped_query).sum(2)
-    grad_value = torch.matmul(weights.to(grad.dtype).transpose(3, 4), grouped_grad).sum(2)
-    return grad_query, grad_key, grad_value

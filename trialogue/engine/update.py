@@ -26,6 +26,9 @@ from trialogue.engine.transfer import send
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
 
+RECOMPUTING = {"use_reentrant": False, "preserve_rng_state": False}
+"""How transformers recomputes layers; without dropout they draw no random numbers."""
+
 
 def split_micro_batches(rows: Sequence[list[int]], budget: int) -> list[list[int]]:
     """Indices of rows in micro-batches of at most `budget` tree tokens; rows that share prefixes stay
@@ -205,6 +208,8 @@ class Update:
     def forward_backward(self, rows: Sequence[Row], loss: LossFunction, temperature: float) -> Outputs:
         check_rows(rows)
         check_tokens(rows, self.adapted.vocabulary)
+        if self.adapted.fast is None:
+            self.adapted.forget()  # makes room for the gradients
         masked = [[position for position, mask in enumerate(row.mask) if mask] for row in rows]
         # Tokens after the last trained one of a row have no gradient.
         sequences = [
@@ -274,7 +279,7 @@ def split(values: Tensor, positions: Sequence[Sequence[int]]) -> list[list[float
 
 
 def find_recomputed_layers(model: PreTrainedModel) -> list[nn.Module]:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTING)
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 

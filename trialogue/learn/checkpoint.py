@@ -8,16 +8,16 @@ import json
 import logging
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trialogue.config import EngineChoice, LearnerSettings, Limits
 from trialogue.durable import MANIFEST, find_damage, put_back, put_in_place, saving, seal, write_json
-from trialogue.errors import RunError
+from trialogue.errors import EngineError, OutOfMemory, RunError
 from trialogue.run import Run, list_checkpoints
 from trialogue.talk.local import LocalSource, Sampler, Sampling
 from trialogue.talk.model import ModelSource
@@ -155,6 +155,15 @@ class Checkpoints:
             put_back(place)
         for folder in self.folder.glob(".*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+async def save_and_raise(error: OutOfMemory, save: Callable[[], Awaitable[Any]], step: int) -> NoReturn:
+    """Save a run whose GPU has too little memory, so that it can continue with other settings. Weights that a
+    failed step changed in part are not saved: the last checkpoint stands."""
+    if not error.is_unchanged:
+        raise error
+    await save()
+    raise EngineError(f"{error}; saved after step {step}: continue with --resume") from None
 
 
 class Interrupt:

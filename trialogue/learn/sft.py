@@ -15,8 +15,8 @@ from trialogue.activity import phase
 from trialogue.config import SftConfig, TrainConfig, Training
 from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
-from trialogue.errors import BudgetError, ConfigError, RunError
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner
+from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner, save_and_raise
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.collect import Gate, Watch
 from trialogue.learn.evaluation import Evaluation
@@ -87,7 +87,11 @@ async def sft(
             await evaluation.evaluate(step)
             run.add_ledger(parties.account.take(), step)
 
-    state = "failed"
+    state, reached = "failed", first
+
+    async def save() -> None:
+        await checkpoints.save(reached, {"streaks": checks.streaks})
+
     try:
         examples = await collect(domain, config, source, parties.user)
         run.add_ledger(parties.account.take())
@@ -114,7 +118,7 @@ async def sft(
                 if marks:
                     metrics["marks"] = marks
                 await learner.engine.publish()
-                seen.done = step + 1
+                seen.done = reached = step + 1
                 due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
@@ -124,7 +128,7 @@ async def sft(
                     watch(step + 1, metrics)
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 if due or stop:
-                    await checkpoints.save(step + 1, {"streaks": checks.streaks})
+                    await save()
                 if stop:
                     state = "stopped"
                     return run.path
@@ -132,6 +136,8 @@ async def sft(
         await checkpoints.finish()
         state = "finished"
         return run.path
+    except OutOfMemory as error:
+        await save_and_raise(error, save, reached)
     except (asyncio.CancelledError, KeyboardInterrupt, BudgetError):
         state = "stopped"
         raise

@@ -17,9 +17,9 @@ from typing import Any
 from trialogue.activity import Phase, phase
 from trialogue.config import EngineChoice, Optimizer, TrainConfig
 from trialogue.engine.api import OptimParams, Row
-from trialogue.errors import BudgetError, ConfigError, RunError
+from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
 from trialogue.learn.advantages import find_advantage
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learner, load_learner
+from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learner, load_learner, save_and_raise
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.collect import Collector, Gate, Watch, choose_tasks, find_known
 from trialogue.learn.evaluation import Evaluation
@@ -62,6 +62,8 @@ async def train(
         LOG.warning("%s; saved after step %d", error, training.reached)
         await training.save()
         state = "stopped"
+    except OutOfMemory as error:
+        await save_and_raise(error, training.save, training.reached)
     except (asyncio.CancelledError, KeyboardInterrupt):
         state = "stopped"
         raise

@@ -50,9 +50,16 @@ def settle(config: R, kind: Kind, resume: Path | None) -> R:
     return resumed
 
 
+MEMORY = {
+    "learner": ("micro_batch_tokens", "gradient_checkpointing", "cache_gigabytes"),
+    "rollout": ("concurrency",),
+}
+"""Settings that bound memory, by section."""
+
+
 def read_resumed(path: Path, given: R) -> R:
-    """The settings a run goes on with: its own. What is given beside them must agree, but for a budget, which
-    it may have stopped for, and for more `training.steps`."""
+    """The settings a run goes on with: its own. What is given beside them must agree, but for a budget or
+    memory, which it may have stopped for, and for more `training.steps`."""
     if not has_digests(path):
         raise RunError(f"{path} was begun by an earlier version, without digests: begin a new run")
     refuse_injured(path)
@@ -62,6 +69,10 @@ def read_resumed(path: Path, given: R) -> R:
     if isinstance(own, TrainConfig) and isinstance(asked, TrainConfig):
         steps = max(own.training.steps, asked.training.steps)
         new["training"] = own.training.model_copy(update={"steps": steps})
+    for section, names in MEMORY.items():
+        if hasattr(own, section):
+            chosen = {name: getattr(getattr(asked, section), name) for name in names}
+            new[section] = getattr(own, section).model_copy(update=chosen)
     resumed = own.model_copy(update=new)
     pairs = zip(list_keys(type(own), default=resumed), list_keys(type(own), default=asked), strict=True)
     wrong = [f"{one.key}={json.dumps(one.default)}" for one, other in pairs if one != other]
@@ -69,7 +80,7 @@ def read_resumed(path: Path, given: R) -> R:
     if wrong:
         raise ConfigError(
             f"a resumed run keeps its own settings, and those of {path} are {', '.join(wrong)}; leave "
-            "yours out (only the budget and more training.steps can be given)"
+            "yours out (only the budget, more training.steps and what bounds memory can be given)"
         )
     return resumed
 

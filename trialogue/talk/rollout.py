@@ -23,6 +23,7 @@ from trialogue.errors import (
     EngineError,
     GradeError,
     ModelError,
+    OutOfMemory,
     RunError,
 )
 from trialogue.reading import describe
@@ -306,7 +307,7 @@ async def attempt(
             raise
         failure = "a part of the conversation was cancelled", "infrastructure"
         reward = None
-    except (BudgetError, ConfigError, RunError):
+    except (BudgetError, ConfigError, OutOfMemory, RunError):
         raise  # a mistake of the caller: drawing again would not help
     except Exception as error:  # noqa: BLE001 - the error boundary: every failure is labelled
         if transcript.acting in ("agent", "user", "judge"):
