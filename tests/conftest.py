@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,13 +40,41 @@ def data() -> Path:
     return DATA
 
 
+NO_COMPILER = "no C++ compiler"
+
+
+@pytest.fixture
+def gpu() -> Generator[Any]:
+    """One GPU that is none: `tests/parts/fake_gpu.py`. Its engines are opened with device="fakegpu"."""
+    import torch
+    from fake_gpu import find_fake_gpu
+
+    found = find_fake_gpu()
+    if found is None:
+        pytest.skip(f"{NO_COMPILER}: the fake GPU cannot be built")
+    # A parameter that moves to the device stays the same object, as on CUDA, so that tied ones stay tied.
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield found
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the fake GPU before the first test: torch counts devices when it first computes a gradient."""
+    if any("gpu" in getattr(item, "fixturenames", ()) for item in session.items):
+        from fake_gpu import find_fake_gpu
+
+        find_fake_gpu()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
-    """Say in the last line how many tests were skipped because there is no benchmark data."""
+    """Say in the last lines how many tests were skipped because something is missing."""
     yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:  # a worker of xdist
         return
-    skipped = sum(NO_DATA in str(report.longrepr) for report in reporter.getreports("skipped"))
-    if skipped:
-        reporter.write_line(f"{skipped} tests were skipped: no benchmark data in {DATA}; set TRIALOGUE_DATA")
+    remedies = {NO_DATA: f"{NO_DATA} in {DATA}; set TRIALOGUE_DATA", NO_COMPILER: f"{NO_COMPILER}; set CXX"}
+    for reason, remedy in remedies.items():
+        skipped = sum(reason in str(report.longrepr) for report in reporter.getreports("skipped"))
+        if skipped:
+            reporter.write_line(f"{skipped} tests were skipped: {remedy}")

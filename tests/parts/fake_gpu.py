@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import hashlib
 import os
 import shlex
@@ -17,7 +18,7 @@ import subprocess
 import types
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class Counts:
     syncs: int = 0
     used: int = 0
     peak: int = 0
+    names: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each kernel, copy and synchronisation was counted."""
 
 
 class FakeGpu:
@@ -49,16 +52,13 @@ class FakeGpu:
         self.library = library
 
     def read(self) -> Counts:
-        values = (ctypes.c_int64 * len(fields(Counts)))()
+        values = (ctypes.c_int64 * 6)()
         self.library.fake_gpu_read(values)
-        return Counts(*values)
-
-    def names(self) -> dict[str, int]:
-        """How often each kernel, copy and synchronisation was counted since `counting` began."""
-        text = ctypes.create_string_buffer(1 << 20)
+        text = ctypes.create_string_buffer(1 << 16)
         length = self.library.fake_gpu_names(text, ctypes.c_int64(len(text)))
         lines = text.raw[:length].decode().splitlines()
-        return {name: int(number) for name, _, number in (line.partition("\t") for line in lines)}
+        names = {name: int(number) for name, _, number in (line.partition("\t") for line in lines)}
+        return Counts(*values, names)
 
     @contextmanager
     def counting(self) -> Generator[Counts]:
@@ -67,8 +67,8 @@ class FakeGpu:
         found = Counts()
         yield found
         now = self.read()
-        for field in fields(Counts):
-            setattr(found, field.name, getattr(now, field.name))
+        for part in fields(Counts):
+            setattr(found, part.name, getattr(now, part.name))
 
     @contextmanager
     def shapes_only(self) -> Generator[None]:
@@ -82,6 +82,7 @@ class FakeGpu:
     @contextmanager
     def memory(self, more: int) -> Generator[None]:
         """Let only `more` bytes be taken beside those in use."""
+        gc.collect()  # what is freed later would be room for more
         self.library.fake_gpu_limit(ctypes.c_int64(more))
         try:
             yield

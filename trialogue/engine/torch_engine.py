@@ -244,7 +244,7 @@ class TorchEngine:
         # Here nothing holds the tensors of the call that failed.
         is_unchanged = not (self._unpublished or function == self.update.optim_step)
         self.sampler.reset()
-        self.update.optimizer.zero_grad(set_to_none=True)
+        self.update.recover()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         is_sampling = function == self._step

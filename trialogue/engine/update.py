@@ -271,6 +271,13 @@ class Update:
             "skipped": 0.0 if finite else 1.0,
         }
 
+    def recover(self) -> None:
+        """After a failure, drop the gradient and moments that are incomplete."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for parameter, moments in list(self.optimizer.state.items()):
+            if "exp_avg_sq" not in moments:
+                del self.optimizer.state[parameter]
+
 
 def split(values: Tensor, positions: Sequence[Sequence[int]]) -> list[list[float]]:
     """The values of each row, by one copy to the host."""
