@@ -16,7 +16,7 @@ RENDERERS = (
     *("brief", "compact", "hermes", "llama3", "template"),
     *("qwen3", "qwen3-exact", "qwen3-nothink", "qwen3-nothink-exact"),
 )
-ENGINES = ("torch", "tinker", "vllm")
+ENGINES = ("auto", "torch", "tinker", "vllm")
 
 
 class Section(BaseModel):
@@ -217,9 +217,10 @@ class StragglerSettings(Section):
 class EngineChoice(Section):
     """What computes: samples replies and updates weights."""
 
-    name: Annotated[str, Seam(), _is_known(*ENGINES)] = "torch"
-    """torch: this process; tinker: a Tinker-compatible service that holds and trains the weights; vllm: a
-    server that samples with the weights trained here; or module:name of an Engine, or of a function (folder,
+    name: Annotated[str, Seam(), _is_known(*ENGINES)] = "auto"
+    """auto: torch, or vllm where engine.url is set; torch: this process; tinker: a Tinker-compatible service
+    that holds and trains the weights; vllm: a server that samples with the weights trained here, which models
+    of more than a billion weights need on a GPU; or module:name of an Engine, or of a function (folder,
     settings) that makes one."""
     url: str = ""
     """Address of the Tinker service or the vLLM server."""

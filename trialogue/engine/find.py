@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ from trialogue.engine.api import Engine, EngineSettings
 from trialogue.errors import ConfigError
 from trialogue.seams import check_signature, describe_value, load_seam, loading
 
+LARGE = 1_000_000_000
+"""Weights of a model above which sampling on a GPU is vLLM's work."""
+
+_log = logging.getLogger("trialogue")
+
 
 def find_engine(choice: EngineChoice, folder: str, settings: EngineSettings) -> Engine:
     """The engine, with the weights in a folder (or of a hub name)."""
+    if choice.name == "auto":
+        choice = choice.model_copy(update={"name": choose_name(choice, folder, settings)})
     if choice.name in ("tinker", "vllm") and not choice.url:
         raise ConfigError(f"engine.name={choice.name} needs the address of its service: engine.url=URL")
     if choice.name == "tinker":
@@ -21,8 +29,6 @@ def find_engine(choice: EngineChoice, folder: str, settings: EngineSettings) -> 
 
         rank = settings.lora.r if settings.lora is not None else 32
         return TinkerEngine(folder, choice.url, reduction=choice.reduction, rank=rank, seed=settings.seed)
-    if choice.name == "vllm" and settings.lora is not None:
-        raise ConfigError("engine.name=vllm takes whole weights; set learner.lora_rank=0")
     if choice.name in ("torch", "vllm"):
         from trialogue.engine.torch_engine import TorchEngine
 
@@ -33,6 +39,26 @@ def find_engine(choice: EngineChoice, folder: str, settings: EngineSettings) -> 
 
         return VllmEngine(engine, choice.url, Path(choice.weights))
     return _find_own(choice.name, folder, settings)
+
+
+def choose_name(choice: EngineChoice, folder: str, settings: EngineSettings) -> str:
+    """The engine of `engine.name=auto`: torch, or a vLLM server that samples where the model is large."""
+    from trialogue.engine.model_folder import count_weights
+    from trialogue.engine.torch_engine import find_device
+
+    if choice.url:
+        return "vllm"
+    weights = count_weights(folder)
+    if weights <= LARGE:
+        return "torch"
+    what = f"{folder} has {weights / 1e9:.1f} billion weights"
+    if find_device(settings.device).type == "cpu":
+        _log.warning("%s, and there is no GPU: sampling it here takes very long", what)
+        return "torch"
+    raise ConfigError(
+        f"{what}, and above {LARGE / 1e9:g} billion a vLLM server samples: start one and set engine.url=URL "
+        "(docs/cluster.md), or sample here, more slowly, with engine.name=torch"
+    )
 
 
 def _find_own(name: str, folder: str, settings: EngineSettings) -> Engine:

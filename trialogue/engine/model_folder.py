@@ -130,6 +130,15 @@ def read_headers(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def count_weights(source: str | Path) -> int:
+    """Weights of a model, by the headers of its files; of an adapter, those of its base."""
+    folder = Path(source)
+    if (folder / "adapter_config.json").is_file():
+        return count_weights(find_base(folder))
+    shapes = read_headers(find_weight_files(find_local(source)))
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
 def check_counts(file: Path) -> None:
     """Refuse numbers of layers and the like that would take for ever to make even without memory."""
     for name, value in _list_settings(read_object(file)):

@@ -79,6 +79,23 @@ def load_engine(path: Path, model: PreTrainedModel, adapter: Any, update: Update
     return record
 
 
+def export_weights(path: Path, model: PreTrainedModel, adapter: Any, dtype: torch.dtype) -> dict[str, float]:
+    """Write what another program needs to sample: the adapter, or all weights in `dtype`. Returns the sum of
+    each matrix written, which tells what has changed."""
+    if adapter is not None:
+        adapter.save_pretrained(path, save_embedding_layers=False)
+        return {}
+    written: dict[int, Tensor] = {}  # by place: tied weights stay one tensor
+    state: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        place = value.data_ptr()
+        if place not in written or written[place].shape != value.shape:
+            written[place] = value.to(dtype).cpu()
+        state[name] = written[place]
+    model.save_pretrained(path, state_dict=state)
+    return {name: float(value.sum(dtype=torch.float64)) for name, value in state.items() if value.ndim > 1}
+
+
 def _optimizer_tensors(update: Update) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, parameter in update.parameters.items():

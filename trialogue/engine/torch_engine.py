@@ -40,7 +40,7 @@ from trialogue.engine.attention import SUPPORTED, ModelAdapter, refuse_unsupport
 from trialogue.engine.cores import describe_threads
 from trialogue.engine.model_folder import check_adapter, find_base, load_weights
 from trialogue.engine.sampler import BatchSampler, SamplingRequest
-from trialogue.engine.state import load_engine, save_engine
+from trialogue.engine.state import export_weights, load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
 from trialogue.errors import EngineError, OutOfMemory
@@ -296,9 +296,11 @@ class TorchEngine:
         }
         await self._run(save_engine, Path(path), self.model, self.adapter, self.update, counters)
 
-    async def save_weights(self, path: Path) -> None:
-        """Save the model without the optimizer, for another program to load."""
-        await self._run(self.model.save_pretrained, path)
+    async def save_weights(self, path: Path) -> dict[str, float]:
+        """Save the adapter, or all weights in the precision of the matmuls, for another program to sample
+        with. Returns the sum of each matrix."""
+        dtype = self.adapted.autocast_dtype or torch.float32
+        return await self._run(export_weights, Path(path), self.model, self.adapter, dtype)
 
     async def scale_matrices(self, factor: float) -> None:
         """Multiply every matrix, including embeddings. With a power of two this can be undone exactly."""

@@ -1,17 +1,20 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Weights trained in this process and sampled by a vLLM server, which is faster on a GPU.
 
-`publish` writes the weights to a folder that both can read, makes the server load them, and compares scores
-of the same tokens. Optimizer steps are small, so a server that kept old weights could pass that comparison.
-Therefore it first gets halved weights, whose scores differ clearly.
+`publish` writes the adapter, or all weights in the precision of the matmuls, to a folder that both can read.
+It makes the server load them and compares scores of the same tokens. Optimizer steps are small, so a server
+that kept old weights could pass that. Therefore it first gets halved weights, whose scores differ clearly.
+Later, its scores must change, in whatever digit, when the weights do. Each adapter has its own name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -54,8 +57,15 @@ class VllmEngine:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.endpoint = Endpoint(self.url, os.environ.get("VLLM_API_KEY", "none"), ANSWER_BYTES)
         self.model: str | None = None
+        """What the server is asked for: its model, or the adapter that it was given last."""
         self._sent: int | None = None
         """Version of the weights the server has."""
+        self._sums: dict[str, float] = {}
+        """Sums of the matrices that the server has."""
+        self._scores: list[float] = []
+        """Its scores with them."""
+        self._adapters = 0
+        self._run = token_hex(4)
         self._publishing = asyncio.Lock()
 
     @property
@@ -105,11 +115,13 @@ class VllmEngine:
             answer = await self._call("POST", "/v1/completions", body)
             return answer["choices"][0]
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, is_read: bool = True
+    ) -> Any:
         try:
             answer = await self._send_until_answered(method, path, body)
             if not answer.is_error:
-                return answer.read() if answer.body else None
+                return answer.read() if answer.body and is_read else None
             error: object = answer.explain()[:500]
         except TimeoutError:
             error = f"no answer within {SECONDS:g} s"
@@ -137,7 +149,7 @@ class VllmEngine:
         async with self._publishing:
             version = await self.trainer.publish()
             if self._sent != version:
-                if self._sent is None:
+                if self._sent is None and self.trainer.adapter is None:
                     await self._rehearse()
                 await self._send()
                 self._sent = version
@@ -153,11 +165,36 @@ class VllmEngine:
             await self.trainer.scale_matrices(2.0)
 
     async def _send(self) -> None:
-        await self.trainer.save_weights(self.folder)
+        if self.trainer.adapter is not None:
+            await self._send_adapter()
+            return
+        sums = await self.trainer.save_weights(self.folder)
         told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
         await self._call("POST", "/collective_rpc", told)
         await self._call("POST", "/reset_prefix_cache")
+        before = self._scores
         await self.check()
+        # A few weights may change without any effect on the probe, but not most matrices.
+        changed = sum(self._sums.get(name) != value for name, value in sums.items())
+        if self._sums and changed > len(sums) / 2 and self._scores == before:
+            raise EngineError(
+                f"the vLLM server does not have the weights it was sent: {changed} of {len(sums)} matrices "
+                "changed, and its scores of the same tokens did not change in any digit"
+            )
+        self._sums = sums
+
+    async def _send_adapter(self) -> None:
+        """Give the server the adapter under a new name: if it kept an old one, it would not know the name."""
+        base, self._adapters = self.model, self._adapters + 1
+        name = f"trialogue-{self._run}-{self._adapters}"
+        await self.trainer.save_weights(self.folder / name)
+        told = {"lora_name": name, "lora_path": str(self.folder / name)}
+        await self._call("POST", "/v1/load_lora_adapter", told, is_read=False)
+        self.model = name
+        await self.check()
+        if self._adapters > 1:
+            await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": base}, is_read=False)
+            shutil.rmtree(self.folder / str(base), ignore_errors=True)
 
     async def check(self) -> float:
         """Score the same tokens on both sides; returns the largest difference, raises if it is too large."""
@@ -170,6 +207,7 @@ class VllmEngine:
                 float(found[str(token)]["logprob"])
                 for token, found in zip(tokens[1:], answer["prompt_logprobs"][1:], strict=True)
             ]
+        self._scores = theirs
         gap = max(abs(one - other) for one, other in zip(ours[1:], theirs, strict=True))
         if not gap <= self.tolerance:
             raise EngineError(

@@ -62,7 +62,7 @@ def load_learner(
     learner: LearnerSettings | str | Path = "tiny", seed: int = 0, choice: EngineChoice | None = None
 ) -> Learner:
     """Load a model into an engine. `learner` is `tiny`, a run, a folder of weights, a hub name, or settings.
-    Default engine: torch, in this process."""
+    Default engine: torch, in this process, whatever the size."""
     from trialogue.engine.api import EngineSettings, LoraSettings
     from trialogue.engine.find import find_engine
     from trialogue.engine.models import find_model_folder
@@ -81,7 +81,7 @@ def load_learner(
         cache_bytes=int(learner.cache_gigabytes * (1 << 30)),
         seed=seed,
     )
-    return Learner(find_engine(choice or EngineChoice(), folder, settings), renderer, tokenizer)
+    return Learner(find_engine(choice or EngineChoice(name="torch"), folder, settings), renderer, tokenizer)
 
 
 class Checkpoints:

@@ -163,7 +163,8 @@ async def open_training(
     learner = load_learner(config.learner, config.seed, config.engine)
     reference = None
     if config.loss.kl:
-        here = EngineChoice() if config.engine.name == "vllm" else config.engine  # it never samples
+        samples = config.engine.name in ("auto", "vllm")  # the reference never does
+        here = EngineChoice(name="torch") if samples else config.engine
         reference = load_learner(config.learner, config.seed, here)
         method = replace(method, reference=reference.engine)
     if resume is not None:

@@ -198,13 +198,13 @@ def _find_speaker_claims(key: str, speaker: Speaker) -> Iterator[Claim]:
 
 
 def _find_engine_claims(engine: EngineChoice) -> Iterator[Claim]:
-    if not engine.url or engine.name not in ("tinker", "vllm"):
+    if not engine.url or engine.name not in ("auto", "tinker", "vllm"):
         return
     usual = os.environ.get("TINKER_BASE_URL", "") if engine.name == "tinker" else ""
     if engine.url.rstrip("/") != usual.rstrip("/"):
         key = "TINKER_API_KEY" if engine.name == "tinker" else "VLLM_API_KEY"
         yield from _to_claims(engine.url, key, {"engine.url": engine.url})
-    if engine.name == "vllm" and engine.weights != EngineChoice().weights:
+    if engine.name in ("auto", "vllm") and engine.weights != EngineChoice().weights:
         folder = engine.weights
         yield Claim(f"write weights to {show_line(folder, PHRASE)}", {"engine.weights": folder})
 
