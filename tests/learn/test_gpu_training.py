@@ -41,6 +41,7 @@ async def test_training_on_it_is_training_on_the_cpu(gpu, train_config, trained)
         for name in ("reward", "loss", "grad_norm", "entropy"):
             assert there.get(name) == pytest.approx(here.get(name), rel=2e-3, abs=2e-4), name
     assert any(line.get("grad_norm", 0) > 0 for line in found[0])
+    assert read_config(TrainConfig, find_run(config)).engine.name == "torch"  # what `auto` was
 
 
 @pytest.mark.parametrize("more", [{}, {"learner__lora_rank": 4}])

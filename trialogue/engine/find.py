@@ -21,7 +21,7 @@ _log = logging.getLogger("trialogue")
 def find_engine(choice: EngineChoice, folder: str, settings: EngineSettings) -> Engine:
     """The engine, with the weights in a folder (or of a hub name)."""
     if choice.name == "auto":
-        choice = choice.model_copy(update={"name": choose_name(choice, folder, settings)})
+        choice = choice.model_copy(update={"name": choose_name(choice, folder, settings.device)})
     if choice.name in ("tinker", "vllm") and not choice.url:
         raise ConfigError(f"engine.name={choice.name} needs the address of its service: engine.url=URL")
     if choice.name == "tinker":
@@ -41,7 +41,7 @@ def find_engine(choice: EngineChoice, folder: str, settings: EngineSettings) -> 
     return _find_own(choice.name, folder, settings)
 
 
-def choose_name(choice: EngineChoice, folder: str, settings: EngineSettings) -> str:
+def choose_name(choice: EngineChoice, folder: str, device: str) -> str:
     """The engine of `engine.name=auto`: torch, or a vLLM server that samples where the model is large."""
     from trialogue.engine.model_folder import count_weights
     from trialogue.engine.torch_engine import find_device
@@ -52,7 +52,7 @@ def choose_name(choice: EngineChoice, folder: str, settings: EngineSettings) -> 
     if weights <= LARGE:
         return "torch"
     what = f"{folder} has {weights / 1e9:.1f} billion weights"
-    if find_device(settings.device).type == "cpu":
+    if find_device(device).type == "cpu":
         _log.warning("%s, and there is no GPU: sampling it here takes very long", what)
         return "torch"
     raise ConfigError(

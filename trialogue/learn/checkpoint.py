@@ -84,6 +84,17 @@ def load_learner(
     return Learner(find_engine(choice or EngineChoice(name="torch"), folder, settings), renderer, tokenizer)
 
 
+def settle_engine(choice: EngineChoice, learner: LearnerSettings) -> EngineChoice:
+    """The engine with the name that runs, for the record, in place of `auto`."""
+    from trialogue.engine.find import choose_name
+    from trialogue.engine.models import find_model_folder
+
+    if choice.name != "auto":
+        return choice
+    name = choose_name(choice, find_model_folder(learner.model), learner.device)
+    return choice.model_copy(update={"name": name})
+
+
 class Checkpoints:
     """The checkpoints of a run. `finish` writes the model to where `eval --agent RUN` finds it."""
 

@@ -19,7 +19,14 @@ from trialogue.config import EngineChoice, Optimizer, TrainConfig
 from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
 from trialogue.learn.advantages import find_advantage
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, Learner, load_learner, save_and_raise
+from trialogue.learn.checkpoint import (
+    Checkpoints,
+    Interrupt,
+    Learner,
+    load_learner,
+    save_and_raise,
+    settle_engine,
+)
 from trialogue.learn.checks import Checks, to_plain
 from trialogue.learn.collect import Collector, Gate, Watch, choose_tasks, find_known
 from trialogue.learn.evaluation import Evaluation
@@ -155,6 +162,7 @@ async def open_training(
 ) -> TrainingRun:
     """Load the domain, the user and the learner, and create the run directory or resume it."""
     refuse_capped_mini_batches(config)
+    config = config.model_copy(update={"engine": settle_engine(config.engine, config.learner)})
     method = find_method(config)
     domain, parties = open_parties(config)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
@@ -163,8 +171,7 @@ async def open_training(
     learner = load_learner(config.learner, config.seed, config.engine)
     reference = None
     if config.loss.kl:
-        samples = config.engine.name in ("auto", "vllm")  # the reference never does
-        here = EngineChoice(name="torch") if samples else config.engine
+        here = EngineChoice(name="torch") if config.engine.name == "vllm" else config.engine  # never samples
         reference = load_learner(config.learner, config.seed, here)
         method = replace(method, reference=reference.engine)
     if resume is not None:

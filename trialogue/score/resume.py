@@ -65,6 +65,9 @@ def read_resumed(path: Path, given: R) -> R:
     refuse_injured(path)
     own = read_config(type(given), path)
     asked = own.model_copy(update={name: getattr(given, name) for name in given.model_fields_set})
+    if isinstance(own, TrainConfig) and isinstance(asked, TrainConfig) and asked.engine.name == "auto":
+        engine = asked.engine.model_copy(update={"name": own.engine.name})  # `auto` was settled at the start
+        asked = asked.model_copy(update={"engine": engine})
     new: dict[str, Any] = {} if asked.budget == Budget() else {"budget": asked.budget}
     if isinstance(own, TrainConfig) and isinstance(asked, TrainConfig):
         steps = max(own.training.steps, asked.training.steps)
