@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trialogue.cli.main import main
 from trialogue.cli.options import Asked
-from trialogue.config import EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
+from trialogue.config import EngineChoice, EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError, RunError
 from trialogue.learn.advantages import dr_grpo, has_signal
@@ -93,7 +93,8 @@ async def test_a_run_leaves_what_is_documented(train_config: Configure, trained:
     assert [(line["step"], line.get("kind")) for _, line in read_lines(run / "metrics.jsonl")] == expected
     about = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert (about["kind"], about["state"], about["seed"]) == ("train", "finished", 0)
-    assert TrainConfig.model_validate_json((run / "config.json").read_text(encoding="utf-8")) == config
+    kept = TrainConfig.model_validate_json((run / "config.json").read_text(encoding="utf-8"))
+    assert kept == config.model_copy(update={"engine": EngineChoice(name="torch")})  # what `auto` was
 
     first = read_metrics(run)[0]
     assert first["conversations"] == 12

@@ -16,6 +16,8 @@ from torch import Tensor
 
 SCORES_AT_ONCE = 1 << 26
 """Most scores that matmuls make at a time: 256 MB."""
+HAS_FLOAT_PRODUCTS = "dtype" in torch.ops.aten.bmm.overloads()
+"""Whether this torch multiplies half-precision matrices into float32: since 2.8, on GPUs."""
 MOST_WIDTH = 256
 """Widest head of flash attention on a GPU."""
 
@@ -74,15 +76,18 @@ def is_for_flash(query: Tensor, value: Tensor) -> bool:
 
 @cache
 def has_flash(device: torch.device) -> bool:
-    """Flash attention needs an Ampere GPU or a newer one."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    """Flash attention needs an Ampere GPU or a newer one, and a torch that was built with it."""
+    if device.type != "cuda":
+        return True
+    is_built = torch.backends.cuda.is_flash_attention_available()
+    return is_built and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def multiply_in_float32(left: Tensor, right: Tensor, scaling: float) -> Tensor:
     """Products of matrices [B, KV, M, D] and [B, KV, D, T], not rounded to half precision."""
     if left.dtype == torch.float32:
         return torch.matmul(left * scaling, right)
-    if left.device.type == "cpu":  # has no such kernel
+    if left.device.type == "cpu" or not HAS_FLOAT_PRODUCTS:
         return torch.matmul(left.float(), right.float()).mul_(scaling)
     product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1), out_dtype=torch.float32)
     return product.mul_(scaling).unflatten(0, left.shape[:2])

@@ -243,7 +243,7 @@ class TorchEngine:
             found = str(error).split(". ")[0]
         # Here nothing holds the tensors of the call that failed.
         is_unchanged = not (self._unpublished or function == self.update.optim_step)
-        self.sampler.reset()
+        self.sampler.drop_caches()
         self.update.recover()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
