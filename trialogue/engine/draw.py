@@ -37,8 +37,9 @@ def draw_tokens(logits: Tensor, temperatures: Tensor, top_p: Tensor, noise: Tens
     """
     # What is needed is decided on the host, so that it does not wait for a GPU.
     is_greedy, is_tempered = temperatures == 0, bool((temperatures != 1).any())
-    any_greedy, all_greedy = bool(is_greedy.any()), bool(is_greedy.all())
-    any_cut = bool(((top_p < 1) & ~is_greedy).any())
+    any_greedy = bool(is_greedy.any())
+    all_greedy = any_greedy and bool(is_greedy.all())
+    any_cut = not all_greedy and bool((top_p < 1).any())
     temperatures, top_p, noise = send([temperatures, top_p, noise], logits.device)
     greedy = temperatures == 0
     logits = logits.float()

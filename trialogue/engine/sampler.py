@@ -429,11 +429,11 @@ class BatchSampler:
         """Hidden states of the tokens at `ends`."""
         self.computed_tokens += len(tokens)
         self._try_decoder()
-        lists = [torch.tensor(values, dtype=torch.long) for values in (tokens, positions, ends)]
-        plan = StepPlan(slab, pieces, lists)
+        chosen = [] if len(ends) == len(tokens) else [torch.tensor(ends, dtype=torch.long)]
+        plan = StepPlan(slab, pieces, [torch.tensor(tokens), torch.tensor(positions), *chosen])
         with self.adapted.using(plan):
             hidden = self.adapted.hidden(plan.sent[0], plan.sent[1])
-        return hidden if len(ends) == len(tokens) else hidden[plan.sent[2]]
+        return hidden[plan.sent[2]] if chosen else hidden
 
     def _try_decoder(self) -> None:
         """Test the fused model's decoder once, on fixed tokens, so that a resumed run decides the same."""
