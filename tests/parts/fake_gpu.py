@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 import types
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -111,7 +112,7 @@ def compile_library(compiler: list[str]) -> Path:
     """Compile once for each torch, source and compiler, kept where the project keeps its own kernels."""
     version = subprocess.run([*compiler, "--version"], check=True, capture_output=True).stdout
     key = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, torch.__version__.encode()])).hexdigest()
-    folder = (find_cache_folder() or Path("/tmp")) / "tests"
+    folder = (find_cache_folder() or Path(tempfile.gettempdir())) / "tests"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"fake_gpu-{key[:32]}.so"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Find the engine that `engine.name` names: torch, tinker, vllm, or one of your own as `module:name`."""
+"""Find the engine that `engine.name` names: auto, torch, tinker, vllm, or your own as `module:name`."""
 
 from __future__ import annotations
 
