@@ -230,3 +230,8 @@ class EngineChoice(Section):
     """vllm: a folder that both processes see, through which weights reach the server."""
     verl: dict[str, Any] = {}
     """Settings of verl's own, handed over as they are: `trainer.nnodes = 4` under [engine.verl]."""
+
+    @property
+    def service(self) -> str:
+        """The name; vllm for `auto` with an address."""
+        return "vllm" if self.name == "auto" and self.url else self.name

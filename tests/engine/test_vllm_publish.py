@@ -167,6 +167,7 @@ def test_large_models_are_sampled_by_a_server_on_a_gpu(
     assert "\n" not in str(told.value)
     assert isinstance(find_engine(EngineChoice(url=server.url), str(base), there), VllmEngine)
     assert isinstance(find_engine(EngineChoice(name="torch"), str(base), there), TorchEngine)
+    assert [EngineChoice(url=url).service for url in ("", server.url)] == ["auto", "vllm"]  # as doctor asks
     with caplog.at_level(logging.WARNING, "trialogue"):
         assert isinstance(find_engine(EngineChoice(), str(base), EngineSettings(device="cpu")), TorchEngine)
     assert "there is no GPU" in caplog.text

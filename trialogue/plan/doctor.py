@@ -43,7 +43,7 @@ def examine(
 
 def find_kind(config: TrainConfig | None) -> str:
     """What trains: train, tinker or vllm."""
-    name = config.engine.name if config is not None else "torch"
+    name = config.engine.service if config is not None else "torch"
     return name if name in ("tinker", "vllm") else "train"
 
 

@@ -84,8 +84,8 @@ async def probe_endpoints(config: TrainConfig, most: int, tell: Callable[[str], 
         )
         found.append(await probe(asked, number))
     if config.engine.url:
-        tell(f"asking {config.engine.name}'s server once")
-        found.append(await probe_server(config.engine.name, config.engine.url))
+        tell(f"asking {config.engine.service}'s server once")
+        found.append(await probe_server(config.engine.service, config.engine.url))
     return found
 
 
