@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,17 @@ from click.testing import CliRunner
 
 from trialogue.cli.main import main
 from trialogue.config import EvalConfig, LossSettings, TrainConfig, load_config
+from trialogue.engine.models import find_model_folder
 from trialogue.errors import ConfigError
 from trialogue.hosts.export import export_verl, flatten, to_algorithm, to_hydra
 from trialogue.hosts.trl import to_prompts
+from trialogue.learn.collect import choose_tasks
+from trialogue.learn.train import to_optim
 from trialogue.run import Run, read_config, read_marks
+from trialogue.settings import Optimizer
+from trialogue.talk.render.load import RENDERER, load_renderer
 from trialogue.task import Task
+from trialogue.world.find import find_domain
 from trialogue.world.scaffold import write_domain
 
 ROOT = Path(__file__).parents[1]
@@ -66,13 +74,16 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"out": str(out), "train": 64, "dev": 3, "steps": 2}
     assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
         "agent-loop.yaml",
         "config.json",
         "dev.parquet",
         "launch.sh",
+        "requirements.txt",
         "run.json",
         "train.parquet",
     ]
+    assert f"All machines must see the folder as `{out}`." in (out / "README.md").read_text(encoding="utf-8")
     settings = read_settings(out)
     assert settings["trainer.nnodes"] == "2"  # the command line wins over the file
     assert settings["trainer.n_gpus_per_node"] == "8"
@@ -98,6 +109,10 @@ def test_the_command_writes_a_folder_verl_can_start_from(tmp_path: Path) -> None
         (["training.curriculum=0.5", "checks.entropy=0.1"], "training.curriculum, checks.entropy"),
         (["stragglers.policy=cut"], "nothing like stragglers.policy"),
         (["engine.name=vllm"], "nothing like engine.name"),
+        (["engine.verl.trainer.use_v1=false"], "older trainer"),
+        (["optimizer.schedule=cosine", "optimizer.warmup=2"], "verl's cosine begins its warm-up"),
+        (["learner.renderer=qwen3-exact", "loss.name=gspo"], "counts each of them as a conversation"),
+        (["engine.verl.actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "layers that would mix"),
         (["user.concurrency=4"], "4 requests at once cannot be shared by verl's 8 workers"),
     ],
 )
@@ -106,6 +121,85 @@ def test_what_verl_cannot_do_is_refused(overrides: list[str], problem: str, tmp_
     config = load_config(TrainConfig, None, [*usual, *overrides])
     with pytest.raises(ConfigError, match=problem):
         export_verl(config, tmp_path)
+
+
+def export(out: Path, *more: str) -> dict[str, str]:
+    """The settings of an exported launch script."""
+    settings = ["training.steps=3", "training.tasks_per_step=4", "training.eval_tasks=4"]
+    config = load_config(TrainConfig, None, [*settings, "optimizer.schedule=constant", *more])
+    export_verl(config, out)
+    return read_settings(out)
+
+
+@pytest.mark.parametrize("finite", [False, True])
+def test_the_tasks_come_in_the_order_of_our_own_loop(tmp_path: Path, finite: bool) -> None:
+    write_domain(tmp_path / "bakery")
+    domain = [f"domain={tmp_path / 'bakery'}", "training.tasks_per_step=2"] if finite else []
+    settings = export(tmp_path / "out", *domain)
+    assert (settings["data.shuffle"], settings["trainer.total_epochs"]) == ("false", "1")
+    rows = parquet.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    found = [Task.model_validate_json(row["extra_info"]["task"]).id for row in rows]
+    config = TrainConfig.model_validate_json((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    own = find_domain(config.domain)
+    size = config.training.tasks_per_step
+    for step in range(3):
+        chosen = [task.id for task in choose_tasks(own, config, step, 0, ())]
+        assert found[step * size :][: len(chosen)] == chosen  # one less where two epochs meet
+    assert {row["extra_info"]["purpose"] for row in rows} == {"train"}
+    watched = parquet.read_table(tmp_path / "out" / "dev.parquet").to_pylist()
+    assert {row["extra_info"]["purpose"] for row in watched} == {"dev"}
+
+
+def test_the_rate_of_each_step_is_ours(tmp_path: Path) -> None:
+    """verl's formula for its cosine, with what the script says."""
+    settings = export(tmp_path / "out", "optimizer.warmup=3", "optimizer.learning_rate=0.001")
+    optim = {key.rsplit(".", 1)[1]: value for key, value in settings.items() if ".optim." in key}
+    assert (optim["lr_scheduler_type"], optim["zero_indexed_step"]) == ("cosine", "false")
+    warmup, floor = int(optim["lr_warmup_steps"]), float(optim["min_lr_ratio"])
+    optimizer = Optimizer(learning_rate=1e-3, warmup=3)
+    for step in range(6):
+        place = step + 1  # steps count from 1
+        curve = (1 - floor) * 0.5 * math.cos(math.pi * (place - warmup) / 3) + (1 + floor) * 0.5
+        rate = 1e-3 * (place / warmup if place < warmup else max(floor, curve))
+        assert rate == pytest.approx(to_optim(optimizer, step, 6).learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("model", "packs"),
+    [
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "true"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}, "false"),
+        ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]}, "false"),
+        ({"model_type": "granitemoehybrid", "mamba_d_conv": 4}, "false"),
+    ],
+)
+def test_rows_are_packed_only_where_layers_do_not_mix_them(
+    model: dict[str, Any], packs: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(model), encoding="utf-8")
+    settings = export(tmp_path / "out", f"learner.model={tmp_path}")
+    assert settings["actor_rollout_ref.model.use_remove_padding"] == packs
+
+
+def test_the_tiny_base_is_not_packed_and_keeps_its_renderer(tmp_path: Path) -> None:
+    settings = export(tmp_path / "out")
+    assert settings["actor_rollout_ref.model.use_remove_padding"] == "false"
+    assert settings["+actor_rollout_ref.model.override_config.trialogue_renderer"] == "brief"
+    settings = export(tmp_path / "other", "learner.renderer=compact")
+    assert settings["+actor_rollout_ref.model.override_config.trialogue_renderer"] == "compact"
+
+
+def test_a_folder_that_verl_copied_keeps_its_renderer(tmp_path: Path) -> None:
+    """verl copies config.json and the tokenizer; where nothing says which renderer, none is guessed."""
+    base = Path(find_model_folder("tiny"))
+    for file in base.glob("*.json"):
+        if file.name != "renderer.json":
+            shutil.copy(file, tmp_path)
+    with pytest.raises(ConfigError, match="suits the renderers brief and compact"):
+        load_renderer(str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {RENDERER: "brief"}), encoding="utf-8")
+    assert load_renderer(str(tmp_path))[1].name == "brief"
 
 
 def test_what_is_limited_is_divided_among_the_workers(
@@ -174,7 +268,7 @@ def test_a_step_needs_enough_tasks(tmp_path: Path) -> None:
     ],
 )
 def test_losses_by_verls_names(loss: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = to_algorithm(LossSettings.model_validate(loss), redraws=False)
+    found = to_algorithm(LossSettings.model_validate(loss))
     assert found | expected == found
 
 

@@ -14,7 +14,7 @@ from trialogue.lines import append_records
 from trialogue.score.metrics import called
 from trialogue.score.parties import Parties, open_parties
 from trialogue.talk.model import ModelSource
-from trialogue.talk.rollout import attempt
+from trialogue.talk.rollout import attempt, derive_seed
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
@@ -35,10 +35,13 @@ class Conversations:
         return cls(config, *open_parties(config), folder)
 
     async def hold_until_graded(
-        self, task: Task, trial: int, step: int, agent: ModelSource
+        self, task: Task, trial: int, step: int, agent: ModelSource, watch: bool = False
     ) -> list[Trajectory]:
-        """Hold a conversation and draw again while it fails. The last one counts; the others are recorded."""
-        settings = replace(self.parties.to_settings(self.config), name=f"{step}/")
+        """Hold a conversation and draw again while it fails. The last one counts; the others are recorded.
+        Steps count from 1, and seeds and names are those of our own loop. `watch` is an evaluation."""
+        seed = derive_seed(self.config.seed, "step", step - 1)
+        name = f"dev-{step}/" if watch else f"{step}/"
+        settings = replace(self.parties.to_settings(self.config), seed=seed, name=name)
         held: list[Trajectory] = []
         for draw in range(settings.redraws + 1):
             trajectory = await attempt(
@@ -49,9 +52,10 @@ class Conversations:
                 break
         return held
 
-    def record(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+    def record(self, step: int, trajectories: Sequence[Trajectory], watch: bool = False) -> None:
         """Write the conversations as our own loop does, to a file that only this process writes."""
-        own = f"step-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
+        kind = "dev" if watch else "step"
+        own = f"{kind}-{step:06d}.{socket.gethostname()}.{os.getpid()}.jsonl"
         target = Path(self.folder) / "trajectories" / own
         target.parent.mkdir(parents=True, exist_ok=True)
         append_records(target, [trajectory.to_json() for trajectory in trajectories])
@@ -59,13 +63,14 @@ class Conversations:
 
 def refuse_rows(loss: LossSettings, renderer: str) -> None:
     """Raise where verl would count a conversation of several rows once for each row."""
-    counted = [f"loss.name={loss.name}"] if loss.name in ("gspo", "rloo") else []
-    counted += [f"loss.reduction={loss.reduction}"] if loss.reduction != "token" else []
+    counted = [f"loss.name={loss.name}"] if loss.name == "gspo" else []
+    counted += [f"loss.reduction={loss.reduction}"] if loss.reduction == "row" else []
     if counted:
         raise ConfigError(
             f"renderer '{renderer}' rewrites earlier turns, so a conversation is several rows, and verl "
             f"counts each of them as a conversation with {' and '.join(counted)}; set loss.reduction=token "
-            "and a loss.name other than gspo and rloo, or take a renderer that keeps history (without -exact)"
+            "or constant and a loss.name other than gspo, or take a renderer that keeps history (without "
+            "-exact)"
         )
 
 
@@ -74,13 +79,15 @@ def is_left_out(trajectory: Trajectory) -> bool:
     return trajectory.end == "error" or trajectory.excluded
 
 
-def to_figures(trajectory: Trajectory) -> dict[str, float]:
-    """The figures of one conversation, always under the same names."""
+def to_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The figures of one conversation, always under the same names: the last of those that were held for it,
+    and how many of all failed or were excluded."""
+    trajectory = trajectories[-1]
     turns = trajectory.turns
-    failed = is_left_out(trajectory)
     return {
-        "success": float(not failed and trajectory.is_success),
-        "failed": float(failed),
+        "success": float(not is_left_out(trajectory) and trajectory.is_success),
+        "failed": float(sum(item.end == "error" for item in trajectories)),
+        "excluded": float(sum(item.excluded for item in trajectories)),
         "turns": float(len(turns)),
         "user_turns": float(sum(turn.side == "user" and turn.message.role == "user" for turn in turns)),
         "tool_calls": float(len(called(trajectory))),

@@ -104,7 +104,8 @@ async def hold_conversations(
 
     async def hold(task: Task, trial: int) -> Trajectory:
         try:
-            return (await conversations.hold_until_graded(task, trial, trainer.state.global_step, agent))[-1]
+            step = trainer.state.global_step + 1
+            return (await conversations.hold_until_graded(task, trial, step, agent))[-1]
         finally:
             rounds.leave()
 
@@ -269,6 +270,6 @@ def to_columns(trajectories: list[Trajectory], filler: int, scored: bool) -> dic
         columns["logprobs"].append(logprobs[start:] or [0.0])
         columns["env_mask"].append(([0] * (len(mask) - start) if failed else mask[start:]) or [0])
         columns["reward"].append(None if failed else trajectory.value)
-    figures = [to_figures(trajectory) for trajectory in trajectories]
+    figures = [to_figures([trajectory]) for trajectory in trajectories]
     extra = {name: [line[name] for line in figures] for name in figures[0]}
     return {**columns, "logprobs": columns["logprobs"] if scored else None, **extra}

@@ -41,41 +41,42 @@ class ConversationLoop(AgentLoopBase):
     def __init__(self, *args: Any, settings: str, **options: Any) -> None:
         # verl's own templates are not used, so a tokenizer need not have the tokens they want.
         super().__init__(*args, **{**options, "hf_model_type": None})
+        if not self.config.trainer.use_v1:
+            raise ConfigError("verl's older trainer is not supported: leave trainer.use_v1=true")
         self.conversations = open_conversations(settings)
         self.renderer = open_renderer(settings, self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """An `AgentLoopOutput`; under verl's V1 trainer a list of them, empty where the conversation failed:
-        then it enters neither the baseline of its group nor the loss."""
+        """The rows of a conversation: none where it failed, so that it enters neither the baseline of its
+        group nor the loss. Without a trainer around it there is always one."""
         task = Task.model_validate_json(row["extra_info"]["task"])
         trial = int(row["session_id"] if "session_id" in row else row.get("priority", 0))
         step = int(row.get("global_steps", 0))
+        watch = row["extra_info"].get("purpose") == "dev"
         sizes = Sizes(int(self.rollout_config.prompt_length), int(self.rollout_config.response_length))
         agent = self.make_agent(sampling_params, sizes)
-        trajectories = await self.conversations.hold_until_graded(task, trial, step, agent)
-        await asyncio.to_thread(self.conversations.record, step, trajectories)
+        trajectories = await self.conversations.hold_until_graded(task, trial, step, agent, watch)
+        await asyncio.to_thread(self.conversations.record, step, trajectories, watch)
         trajectory = trajectories[-1]
         if is_left_out(trajectory):
             log.warning("%s failed, %s to blame: %s", trajectory.id, trajectory.blame, trajectory.error)
-        outputs = to_outputs(trajectory, sizes, self.renderer.stop_tokens[0])
+        outputs = to_outputs(trajectories, sizes, self.renderer.stop_tokens[0])
         if len(outputs) > 1:
             refuse_rows(self.conversations.config.loss, self.renderer.name)
         if "session_id" in row:
             return [] if is_left_out(trajectory) else outputs
-        if len(outputs) > 1:
-            raise ConfigError(
-                f"renderer '{self.renderer.name}' rewrites earlier turns, so a conversation is several rows; "
-                "verl takes these with trainer.use_v1=true only"
-            )
-        return outputs[0]
+        [output] = outputs
+        return output
 
     def make_agent(self, sampling_params: Mapping[str, Any], sizes: Sizes) -> ModelSource:
         limits = self.conversations.config.limits
         context = min(limits.context_tokens, sizes.prompt + sizes.response)
         sampling = Sampling(reply_tokens=limits.reply_tokens, context_tokens=context)
+        # a seed for each reply makes vLLM slower
+        given = {**sampling_params, "seed": None} if self.rollout_config.full_determinism else sampling_params
 
         def make(task: Task, seed: int) -> LocalModel:
-            sampler = ServerSampler(self.server_manager, sampling_params, sizes)
+            sampler = ServerSampler(self.server_manager, given, sizes)
             return LocalModel(sampler, self.renderer, sampling, seed=seed, session=f"{seed:x}")
 
         return make
@@ -112,6 +113,8 @@ class ServerSampler:
             "stop_token_ids": list(params.stop_tokens),
             "logprobs": True,
         }
+        if "seed" in wanted and params.seed is not None:
+            wanted["seed"] = params.seed % (1 << 63)
         output = await self.server.generate(
             request_id=session, prompt_ids=list(prompt), sampling_params=wanted
         )
@@ -145,9 +148,10 @@ def open_renderer(settings: str, tokenizer: Any) -> Renderer:
     return _renderers[settings]
 
 
-def to_outputs(trajectory: Trajectory, sizes: Sizes, filler: int) -> list[AgentLoopOutput]:
-    """The rows of a conversation as verl wants them; the reward belongs to the last. A failed one is a row
-    of which nothing is trained."""
+def to_outputs(trajectories: Sequence[Trajectory], sizes: Sizes, filler: int) -> list[AgentLoopOutput]:
+    """The rows of a conversation as verl wants them, the last of those that were held for it; the reward
+    belongs to the last row. A failed one is a row of which nothing is trained."""
+    trajectory = trajectories[-1]
     failed = is_left_out(trajectory)
     rows = to_rows(trajectory, 0.0) or [Row([filler], [0], [0.0], [0.0])]
     sampled = [turn.tokens for turn in trajectory.turns if turn.side == "agent" and turn.tokens is not None]
@@ -155,7 +159,7 @@ def to_outputs(trajectory: Trajectory, sizes: Sizes, filler: int) -> list[AgentL
     extra_fields = {
         "turn_scores": [],
         "tool_rewards": [],
-        "reward_extra_info": to_figures(trajectory),
+        "reward_extra_info": to_figures(trajectories),
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
         "conversation": {

@@ -1,5 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Load and save the tokenizer and the renderer of a model folder. `renderer.json` names the renderer."""
+"""Load and save the tokenizer and the renderer of a model folder. `renderer.json` names the renderer, or
+`config.json` where another program wrote the folder."""
 
 from __future__ import annotations
 
@@ -16,11 +17,15 @@ from trialogue.reading import explain
 from trialogue.seams import Seam
 from trialogue.talk.local import LocalSource, Sampling
 from trialogue.talk.render.api import Renderer, find_renderer
+from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from trialogue.talk.model import ModelSource
 
 
+RENDERER = "trialogue_renderer"
+"""In a model's config.json: other programs keep this file when they copy a model, and no file of ours."""
 TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -46,19 +51,32 @@ def load_renderer(
     return tokenizer, make_renderer(tokenizer, folder, name, setting)
 
 
+def read_renderer_name(folder: str) -> tuple[str, Path] | None:
+    """The renderer that a model folder names, and the file that names it."""
+    for file, key in ((Path(folder) / "renderer.json", "renderer"), (Path(folder) / "config.json", RENDERER)):
+        known = read_object(file, ConfigError) if file.is_file() else {}
+        if isinstance(name := known.get(key), str):
+            return name, file
+        if name is not None or (key == "renderer" and file.is_file()):
+            raise ConfigError(f"{file}: {key} must be a name; delete it to choose by the tokenizer")
+    return None
+
+
 def make_renderer(
     tokenizer: Any, folder: str, name: str | None = None, setting: str = "learner.renderer"
 ) -> Renderer:
     """The renderer of a model folder for a loaded tokenizer. A folder is data: code that it names runs only
-    where the caller names it too."""
-    note = Path(folder) / "renderer.json"
-    if name is None and note.is_file():
-        name = read_object(note, ConfigError).get("renderer")
-        if not isinstance(name, str):
-            raise ConfigError(f"{note}: renderer must be a name; delete the file to choose by the tokenizer")
+    where the caller names it too. Where a folder names none and its tokenizer suits two, none is guessed."""
+    if name is None and (known := read_renderer_name(folder)) is not None:
+        name, note = known
         if (code := Seam().find_code(name)) is not None:
             word = shlex.quote(f"{setting}={show_line(name)}")
             raise ConfigError(f"{note} would run {code}: add {word} to allow it")
+    if name is None and Vocabulary(tokenizer).controls.keys() >= set(COMPACT_TOKENS):
+        raise ConfigError(
+            f"the tokenizer of {folder} suits the renderers brief and compact, and the folder does not say "
+            f"which it was trained with: set {setting}=brief or {setting}=compact"
+        )
     return find_renderer(tokenizer, name)
 
 
