@@ -11,7 +11,7 @@ SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 .PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
         test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
         release clean
-.PHONY: test-launchers versions
+.PHONY: test-launchers test-verl-run versions
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,9 @@ test-trl: .venv-trl/.stamp ## run our conversations in TRL's trainer, and compar
 
 test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official client, and compare updates
 	.venv-tinker/bin/python -m pytest -W default tests/hosts/engines/test_tinker.py $(ARGS)
+
+test-verl-run: .venv-verl/.stamp ## train with verl on this CPU as a whole: kill, resume, merge, evaluate, compare (12 minutes)
+	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl_run.py -s $(ARGS)
 
 test-verl: .venv-verl/.stamp ## run our conversations in verl on a local Ray, and compare rows and updates
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py tests/hosts/engines/test_ray_nodes.py $(ARGS)

@@ -7,12 +7,14 @@ model. Our own rollout draws the same tokens from the same model: what verl gets
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +29,14 @@ pytest.importorskip("verl", reason="verl lives in an environment of its own: mak
 import ray
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from packaging.requirements import Requirement
 from ports import find_port
 from safetensors.torch import load_file
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker, DictConfigWrap
+from verl.trainer.ppo.utils import need_reference_policy
+from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+from verl.utils.config import validate_config
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl_parts import Here, OneServerClient, SeededSampler, TinyServer
 
@@ -49,7 +55,7 @@ from trialogue.run import read_trajectories
 from trialogue.score.reward import grade
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.render.load import load_renderer
-from trialogue.talk.rollout import RolloutSettings, rollout
+from trialogue.talk.rollout import RolloutSettings, derive_seed, rollout
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn, in_order
 
@@ -154,7 +160,12 @@ def hold_ourselves(exported: Exported, tasks: list[Any]) -> list[Group]:
             agent,
             conversations.parties.user,
             RolloutSettings(
-                group_size=GROUP, limits=config.limits, seed=config.seed, redraws=0, grade=grade, name="0/"
+                group_size=GROUP,
+                limits=config.limits,
+                seed=derive_seed(config.seed, "step", -1),
+                redraws=0,
+                grade=grade,
+                name="0/",
             ),
         )
         return in_order([group async for group in groups], tasks)
@@ -251,7 +262,7 @@ def test_verl_gets_the_rows_we_would_train_on(both: Both, exported: Exported) ->
 def test_figures_and_turns_travel_along(both: Both) -> None:
     extras = both.output.non_tensor_batch
     keys = both.output.meta_info["reward_extra_keys"]
-    assert set(keys) == set(to_figures(both.trajectories[0]))
+    assert set(keys) == set(to_figures(both.trajectories[:1]))
     held = [number for number, item in enumerate(both.trajectories) if item.end != "error"]
     expected = measure(both.groups)
     for name in ("turns", "tool_calls", "tool_errors", "response_tokens", "cut_off", "success"):
@@ -275,7 +286,7 @@ def test_figures_and_turns_travel_along(both: Both) -> None:
             }
             for turn in item.turns
         ]
-        assert {name: extras[name][number] for name in keys} == to_figures(item)
+        assert {name: extras[name][number] for name in keys} == to_figures([item])
         assert (extras["min_global_steps"][number], extras["max_global_steps"][number]) == (3, 3)
         assert extras["__num_turns__"][number] == len(item.turns)
 
@@ -345,7 +356,7 @@ def test_a_local_users_weights_are_not_the_agents() -> None:
     )
     task = Task(id="one", domain="wall", instructions="You want a blue wall.")
     held = Trajectory(id="one", task=task, turns=turns, end="user_stop", reward=Reward(value=1.0))
-    [output] = to_outputs(held, Sizes(12, 20), 0)
+    [output] = to_outputs([held], Sizes(12, 20), 0)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (7, 7)
 
 
@@ -481,6 +492,34 @@ def shift(logprobs: list[float], by: float = 0.15) -> list[float]:
     return [value + by * ((number % 5) - 2) if value else 0.0 for number, value in enumerate(logprobs)]
 
 
+def test_the_extra_installs_what_the_launch_script_asks_for(exported: Exported) -> None:
+    """The versions named in the exported requirements and in docs/cluster.md are verl's own pins."""
+    settings = dict(word.split("=", 1) for word in read_overrides(exported.folder))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [wanted] = extras["optional-dependencies"]["verl"]
+    assert settings["actor_rollout_ref.rollout.name"] == "vllm"
+    assert wanted.startswith("verl[fsdp,vllm]")
+    pins = [Requirement(text) for text in importlib.metadata.requires("verl") or ()]
+    chosen = ("fsdp", "vllm", "flash-attn-cu130torch211")  # the first asks for the last
+    found = {
+        pin.name: str(pin.specifier).removeprefix("==")
+        for pin in pins
+        if pin.marker is not None and any(pin.marker.evaluate({"extra": name}) for name in chosen)
+    }
+    told = (exported.folder / "requirements.txt").read_text(encoding="utf-8")
+    for name in ("torch", "vllm", "transformers", "flash-attn"):
+        assert f"{'vLLM' if name == 'vllm' else name} ({found[name].removesuffix('.0')})" in told.replace(
+            "\n# ", " "
+        )
+    table = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    run = {name: importlib.metadata.version(name) for name in ("verl", "transformers", "ray", "torch")}
+    short = {name: version.split("+")[0].rsplit(".", 1)[0] for name, version in run.items()}
+    assert (
+        f"verl {run['verl']}, transformers {short['transformers']}, ray {short['ray']}, "
+        f"torch {short['torch']} |" in table
+    )
+
+
 # -- the launch script ---------------------------------------------------------------------------------------
 
 
@@ -509,6 +548,16 @@ def test_verl_accepts_the_papers_recipe(size: str, tmp_path: Path) -> None:
     assert len(dataset) == 150 * 32
     assert dataset[5]["agent_name"] == "trialogue"
     assert Task.model_validate_json(dataset[5]["extra_info"]["task"]).split == "train"
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_verl_accepts_the_settings_with_trainers_of_its_own(exported: Exported, mode: str) -> None:
+    found = compose_verl(
+        exported.folder, f"trainer.v1.trainer_mode={mode}", "actor_rollout_ref.rollout.nnodes=1"
+    )
+    OmegaConf.resolve(found)
+    validate_config(found, use_reference_policy=need_reference_policy(found), use_critic=False)
+    assert issubclass(get_trainer_cls(mode), PPOTrainer)
 
 
 def test_verl_accepts_the_papers_recipe_on_the_papers_tasks(tmp_path: Path) -> None:

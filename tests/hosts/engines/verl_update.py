@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from ports import find_port
@@ -28,74 +26,8 @@ os.environ |= {
 }
 torch.distributed.init_process_group("gloo")
 
-from verl.plugin.platform.platform_base import PlatformBase
-from verl.plugin.platform.platform_manager import PlatformRegistry
-
-
-class CpuModule:
-    """torch.cpu with the few questions verl asks of a device."""
-
-    def get_device_name(self, *_: Any) -> str:
-        return "cpu"
-
-    def mem_get_info(self, *_: Any) -> tuple[int, int]:
-        return 8 << 30, 16 << 30
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(torch.cpu, name, lambda *_, **__: 0)
-
-
-def nothing(self: Any, *_: Any, **__: Any) -> None:
-    return None
-
-
-@PlatformRegistry.register(platform="cpu")
-class Cpu(PlatformBase):
-    device_name = "cpu"
-    vendor_name = "generic"
-    device_module = CpuModule()
-    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = nothing
-    cudart = nothing
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> Any:
-        return "cpu"
-
-    def device_count(self) -> int:
-        return 1
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CPU_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Any:
-        yield
-
-    def ray_resource_name(self) -> str:
-        return "CPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        return False
-
-
+import verl_platform  # noqa: F401
+import verl_worker  # noqa: F401
 from hydra import compose, initialize_config_module
 from safetensors.torch import save_file
 from verl import DataProto
@@ -103,13 +35,9 @@ from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
-from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
-
-EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])(FSDPEngineWithLMHead)
 
 
 def shift(logprobs: torch.Tensor, places: torch.Tensor, by: float) -> torch.Tensor:
