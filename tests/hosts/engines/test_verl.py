@@ -43,6 +43,7 @@ from verl_parts import Here, OneServerClient, SeededSampler, TinyServer
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.api import EngineSettings, OptimParams, Row
 from trialogue.engine.torch_engine import TorchEngine
+from trialogue.errors import ConfigError
 from trialogue.hosts.conversations import to_figures
 from trialogue.hosts.export import export_verl
 from trialogue.hosts.verl import ConversationLoop, Sizes, open_conversations, to_outputs
@@ -339,6 +340,39 @@ async def test_the_newer_trainer_never_sees_a_failed_conversation(exported: Expo
     [held] = await loop.run(SAMPLING, **to_row(exported, 0, session_id=0, global_steps=1))
     assert sum(held.response_mask) > 0
     assert held.extra_fields["conversation"]["id"].startswith("1/")
+
+
+def test_the_older_trainer_is_refused(exported: Exported) -> None:
+    with pytest.raises(ConfigError, match=r"leave trainer\.use_v1=true"):
+        make_loop(exported, "trainer.use_v1=false")
+
+
+async def test_training_and_validation_have_files_and_seeds_of_their_own(exported: Exported) -> None:
+    """Where verl is to be deterministic, each reply is drawn by the seed our own loop would draw it with."""
+    loop = make_loop(exported, "actor_rollout_ref.rollout.full_determinism=true")
+    asked: list[int] = []
+    generate = loop.server_manager.generate
+
+    async def note(*arguments: Any, sampling_params: dict[str, Any], **options: Any) -> Any:
+        asked.append(sampling_params["seed"])
+        return await generate(*arguments, sampling_params=sampling_params, **options)
+
+    loop.server_manager.generate = note
+    row = to_row(exported, 0, session_id=0, global_steps=7)
+    watched = {**row, "extra_info": {**row["extra_info"], "purpose": "dev"}}
+    for given in (row, watched):
+        assert await loop.run(SAMPLING, **given)
+    found = {
+        file.name.split(".")[0]: list(read_trajectories(file))
+        for file in (exported.folder / "trajectories").glob("*-000007.*")
+    }
+    assert {name: [item.id for item in items] for name, items in found.items()} == {
+        "step-000007": ["7/train-0/0"],
+        "dev-000007": ["dev-7/train-0/0"],
+    }
+    [[item], [other]] = found["step-000007"], found["dev-000007"]
+    assert item.seed == derive_seed(derive_seed(0, "step", 6), "7/", "train-0", 0, 0) != other.seed
+    assert len(set(asked)) == len(asked) >= 4
 
 
 def test_a_local_users_weights_are_not_the_agents() -> None:

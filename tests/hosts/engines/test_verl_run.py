@@ -15,6 +15,7 @@ from statistics import fmean
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("verl", reason="verl lives in an environment of its own: make test-verl-run")
 
@@ -25,7 +26,7 @@ from trialogue.config import TrainConfig, load_config
 from trialogue.engine.models import find_model_folder
 from trialogue.learn.rows import to_rows
 from trialogue.learn.train import train
-from trialogue.run import read_lines, read_trajectories
+from trialogue.run import find_weights, read_trajectories
 from trialogue.talk.render.load import load_renderer
 from trialogue.trajectory import Trajectory
 
@@ -99,8 +100,8 @@ def test_a_run_that_was_killed_keeps_as_many_checkpoints_as_it_should(painted: T
 
 
 def test_our_own_loop_learns_from_the_same(painted: Trained, ours: Path) -> None:
-    """Rows, rewards and advantages of the first step; the update, by its weights and by what the next step
-    samples with them."""
+    """Rows, rewards and advantages; and the updates, by what each next step samples with the new weights, also
+    after two resumes."""
     run = painted.run
     held = run.read_conversations()
     equal: list[float] = []
@@ -111,14 +112,35 @@ def test_our_own_loop_learns_from_the_same(painted: Trained, ours: Path) -> None
         equal.append(fmean(is_same(*pair) for pair in pairs))
     print("conversations that are the same in both loops, by step:", equal)
     assert equal[:2] == [1.0, 1.0]
+    assert fmean(equal) > 0.9
     own_first = [
         item.meta.get("advantage", 0.0) for item in read_trajectories(ours / "trajectories/step-000001.jsonl")
     ]
     assert run.steps[1]["critic/advantages/max"] == pytest.approx(max(own_first), abs=1e-5)
     assert run.steps[1]["critic/advantages/min"] == pytest.approx(min(own_first), abs=1e-5)
-    known = read_lines(ours / "metrics.jsonl")[0]
+    lines = (ours / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    known = next(line for line in map(json.loads, lines) if "grad_norm" in line)
     assert run.steps[1]["actor/grad_norm"] == pytest.approx(known["grad_norm"], rel=1e-4)
     assert run.steps[1]["actor/loss"] == pytest.approx(known["loss"], abs=1e-5)
+
+
+def test_the_first_update_is_that_of_our_own_loop(
+    painted: Trained, config: TrainConfig, tmp_path: Path
+) -> None:
+    settings = {**USUAL, "training.steps": 1, "training.eval_every": 0, "run.directory": str(tmp_path)}
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    run = asyncio.run(train(load_config(TrainConfig, None, words, config)))
+    before = load_file(Path(config.learner.model) / "model.safetensors")
+    after = load_file(find_weights(run) / "model.safetensors")
+    assert painted.first.keys() >= after.keys()
+    moved, expected = (
+        torch.cat([(tree[name].float() - before[name]).flatten().double() for name in sorted(after)])
+        for tree in (painted.first, after)
+    )
+    cosine = float(torch.nn.functional.cosine_similarity(moved, expected, dim=0))
+    print("the first update: cosine", cosine, "length", float(moved.norm()), float(expected.norm()))
+    assert cosine > 0.999
+    assert float(moved.norm()) == pytest.approx(float(expected.norm()), rel=1e-3)
 
 
 def is_same(one: Trajectory, other: Trajectory) -> bool:
