@@ -258,6 +258,7 @@ def to_overrides(config: TrainConfig, out: Path) -> dict[str, Any]:
         f"{rollout}.agent.num_workers": 8,
         f"{rollout}.agent.default_agent_loop": LOOP,
         f"{rollout}.agent.agent_loop_config_path": str(out / "agent-loop.yaml"),
+        "reward.num_workers": 0,  # our loop grades
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "trialogue",
         "+trainer.v1.trialogue.settings": str(out / "config.json"),

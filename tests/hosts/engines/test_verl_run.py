@@ -100,8 +100,8 @@ def test_a_run_that_was_killed_keeps_as_many_checkpoints_as_it_should(painted: T
 
 
 def test_our_own_loop_learns_from_the_same(painted: Trained, ours: Path) -> None:
-    """Rows, rewards and advantages; and the updates, by what each next step samples with the new weights, also
-    after two resumes."""
+    """Rows, rewards and advantages; and the updates, by what each next step samples with the new weights,
+    also after two resumes."""
     run = painted.run
     held = run.read_conversations()
     equal: list[float] = []

@@ -40,7 +40,6 @@ SETTINGS = [
     "trainer.device=cpu",
     "trainer.logger=[console,file]",
     "data.dataloader_num_workers=0",
-    "reward.num_workers=1",
     f"{MODEL}.external_lib=verl_worker",
     f"+{MODEL}.override_config.attn_implementation=sdpa",
     f"{ROLLOUT}.name=cpu",
