@@ -126,7 +126,8 @@ class VerlRun:
 
     def read(self, metrics: Path) -> None:
         lines = metrics.read_bytes().split(b"\n")[:-1] if metrics.is_file() else []
-        self.steps |= {record["step"]: record["data"] for record in map(json.loads, lines)}
+        for record in map(json.loads, lines):  # a resumed run validates again, in a line of its own
+            self.steps[record["step"]] = self.steps.get(record["step"], {}) | record["data"]
 
     def find_processes(self, name: str = "") -> list[int]:
         """The processes of this run, by the mark in their environment."""
