@@ -616,7 +616,7 @@ def test_verl_accepts_the_papers_recipe_on_the_papers_tasks(tmp_path: Path) -> N
     OmegaConf.resolve(found)
     assert found.actor_rollout_ref.model.path == "Qwen/Qwen3-32B"
     assert found.trainer.total_training_steps == 150
-    for name, split, count in (("train", "train", 500), ("dev", "dev", 20)):
+    for name, split, count in (("train", "train", 150 * 32), ("dev", "dev", 20)):
         dataset = RLHFDataset([str(tmp_path / "out" / f"{name}.parquet")], None, found.data)
         assert len(dataset) == count
         tasks = [Task.model_validate_json(row["extra_info"]["task"]) for row in dataset]
