@@ -42,10 +42,11 @@ PATIENCE = 0.05
 
 def to_prompts(config: TrainConfig) -> list[dict[str, str]]:
     """The rows of TRL's dataset: each prompt is a task, which `make_rollout` reads."""
-    tasks, _, marks = find_tasks(find_domain(config.domain, config.data), config)
+    found, _, marks = find_tasks(find_domain(config.domain, config.data), config)
     for mark in marks:
         log.warning("marked: whatever is trained on these prompts has %s", mark)
-    return [{"prompt": task.model_dump_json()} for task in tasks]
+    tasks = {task.id: task for task in found}
+    return [{"prompt": task.model_dump_json()} for task in tasks.values()]
 
 
 def conversation_reward(*, reward: Sequence[float | None], **_: Any) -> list[float | None]:

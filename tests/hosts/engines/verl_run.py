@@ -84,6 +84,7 @@ class VerlRun:
             MARK: str(self.folder),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
+            "TRIALOGUE_DOCTOR": "0",  # there is no GPU
             "VERL_PLATFORM": "cpu",
             "VERL_USE_EXTERNAL_MODULES": "verl_platform",
             "VERL_FILE_LOGGER_PATH": str(self.metrics),
