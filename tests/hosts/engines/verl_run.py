@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PATIENCE = 2400
 """Seconds for one start: on a busy machine the imports of a dozen processes take minutes."""
+LATE = "The current node timed out during startup"
+"""Ray gives itself half a minute; on a busy machine it is tried again."""
 MARK = "TRIALOGUE_VERL_RUN"
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -61,6 +64,7 @@ class VerlRun:
     """The metrics of each step; of one that ran twice, the last."""
     starts: int = 0
     process: subprocess.Popen[bytes] | None = None
+    restart: Callable[[], None] | None = None
 
     @classmethod
     def export(cls, config: TrainConfig, folder: Path, settings: dict[str, Any]) -> VerlRun:
@@ -80,6 +84,7 @@ class VerlRun:
 
     def start(self, *words: str, **environment: str) -> None:
         self.starts += 1
+        self.restart = partial(self.start, *words, **environment)
         own = {
             MARK: str(self.folder),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -122,6 +127,9 @@ class VerlRun:
             raise
         self.read(self.metrics)
         self.kill()
+        if LATE in self.log.read_text() and self.starts < 6 and self.restart is not None:
+            self.restart()
+            return self.wait(until)
         assert until is None, f"over too early: {self.log.read_text()[-5000:]}"
         return status
 
