@@ -20,8 +20,8 @@ from trialogue.config import Limits, Speaker
 from trialogue.corpus.verify import verify
 from trialogue.score.evidence import Grounds
 from trialogue.score.reward import grade
-from trialogue.talk.agenda import PROPOSES
 from trialogue.talk.find import find_model
+from trialogue.world.speech import PROPOSES
 
 SHOP = find_domain("shop")
 COUNT = int(os.environ.get("TRIALOGUE_VERIFY", "80"))

@@ -233,3 +233,34 @@ def test_wrong_agendas_are_explained():
     ]:
         with pytest.raises(DomainError, match=complaint):
             make_agenda_user(task.model_copy(update={"meta": {"agenda": agenda}}), 0)
+
+
+def test_a_text_that_contradicts_itself_settles_nothing() -> None:
+    doubtful = "Order W1234 has been cancelled. No, wait, nothing was cancelled."
+    said = talk(make_user(), doubtful, *[doubtful] * 3)
+    assert said[1] == "That contradicts itself. Which of it is true?"
+    assert STOP not in said[1]
+    assert said[-1] == f"I give up. {STOP}", "and at last the user leaves, politely"
+    assert talk(make_user(), doubtful, "Order W1234 has been cancelled.")[-1] == f"Bye. {STOP}"
+
+
+def test_a_text_that_never_ends_is_not_read() -> None:
+    endless = "Order W1234 has been cancelled. " * 1000
+    assert talk(make_user(), endless)[1] == f"That is too much to read. {CANCEL['says'][0]}"
+    assert talk(make_user(), *[endless] * 4)[-1] == f"I give up. {STOP}"
+
+
+def test_a_user_withdraws_at_the_last_moment() -> None:
+    user = make_user(
+        {**CANCEL, "withdrawn": True}, QUESTION, phrases={**AGENDA["phrases"], "withdraw": ["No. Leave it."]}
+    )
+    said = talk(user, "Shall I cancel order W1234?", "All right, it stays as it is.", "It costs 12.50.")
+    assert said[1:] == ["No. Leave it.", "Next: What does the red lamp cost?", f"Bye. {STOP}"]
+
+
+def test_a_user_claims_to_be_known_once() -> None:
+    user = make_user(claims=True, phrases={**AGENDA["phrases"], "claim": ["You know me."]})
+    assert talk(user, "What is your e-mail?", "What is your e-mail?")[1:] == [
+        "You know me.",
+        "mira@mail.net.",
+    ]

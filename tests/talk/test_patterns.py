@@ -19,9 +19,10 @@ from trialogue import find_domain
 from trialogue.messages import Message
 from trialogue.reading import find_fenced, find_object
 from trialogue.score.audit import Case, find_wrong_facts
-from trialogue.talk.agenda import LONGEST_SENTENCE, make_agenda_user, split_sentences
+from trialogue.talk.agenda import make_agenda_user
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domains.shop.oracle import understand
+from trialogue.world.speech import LONGEST_SENTENCE, split_sentences
 
 PIECES = (
     *(

@@ -18,22 +18,23 @@ from trialogue.config import Synthesis
 from trialogue.errors import DomainError, GradeError
 from trialogue.messages import Frozen, ToolCall
 from trialogue.score.audit import audit
-from trialogue.score.evidence import Grounds, find_leaves
+from trialogue.score.evidence import Grounds
 from trialogue.score.reward import PendingReward, regrade
-from trialogue.talk.agenda import (
-    CONFIRMS,
-    ELSE,
-    EXCUSED,
-    OPEN,
-    POSSIBLE,
-    PROPOSES,
-    REFUSES,
-    split_sentences,
-)
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.database import canonical
 from trialogue.world.domain import Domain, Environment
+from trialogue.world.events import find_leaves
 from trialogue.world.simulated import SimulatedEnvironment
+from trialogue.world.speech import (
+    ELSE,
+    EXCUSED,
+    POSSIBLE,
+    PROPOSES,
+    REFUSES,
+    is_proposal,
+    is_yes,
+    split_sentences,
+)
 from trialogue.world.tools import Tool, shorten
 
 Check = Literal[
@@ -123,18 +124,6 @@ _DEMANDS = re.compile(
     r"\bconfirm|\b(?:explicit|clear) (?:yes|consent|approval|permission)|\bwait for a (?:clear )?yes",
     re.IGNORECASE,
 )
-_YES = re.compile(
-    r"\b(?:yes|yeah|yep|yup|sure|ok|okay|go ahead|do (?:it|that|so)|confirm(?:ed)?|correct|right|agreed?|"
-    r"fine|absolutely|definitely|of course|certainly|sounds good|proceed|please)\b",
-    re.IGNORECASE,
-)
-_NO = re.compile(
-    r"^\W*(?:no|nope|not|don't|do not|wait|stop|actually|hold on)\b|\bchanged my mind\b", re.IGNORECASE
-)
-_LOOKS = re.compile(
-    r"^(?:find|get|list|look|search|read|show|check|verify|identify|calculate)(?:_|$)", re.IGNORECASE
-)
-"""Tools that only look something up: the user does not have to confirm them."""
 _CLAIMS = re.compile(
     r"\b(?:has|have) (?:now |just |successfully )*been \w+(?:ed|en|id|et|de)\b"
     r"|\b(?:is|are) now \w+(?:ed|en)\b"
@@ -194,11 +183,7 @@ class _Reading:
     # -- what the agent learns ----------------------------------------------------------------------------
 
     def _hear(self, text: str) -> None:
-        proposed = any(
-            (PROPOSES.search(sentence) and not OPEN.search(sentence)) or CONFIRMS.search(sentence)
-            for sentence in split_sentences(self.said)
-        )
-        self.agreed = proposed and _YES.search(text) is not None and _NO.search(text) is None
+        self.agreed = is_proposal(self.said) and is_yes(text)
         self.grounds.add_text(text)
         self.made.clear()
 
@@ -208,8 +193,7 @@ class _Reading:
             self.note("replay", number, "a tool result without its call")
             return
         tool = self.tools.get(call.name)
-        writes = tool is not None and tool.writes and not _LOOKS.search(tool.name)
-        if writes:
+        if tool is not None and tool.changes:
             self.refused = turn.failed
             self.writes += not turn.failed
             if not turn.failed:
@@ -234,8 +218,7 @@ class _Reading:
             schema: Any = properties.get(name, {})
             for leaf in find_leaves(value):
                 self._check_value(number, call.name, name, leaf, schema)
-        changes = tool.writes and not tool.ends and not _LOOKS.search(tool.name)
-        if self.demands and changes and not self.agreed:
+        if self.demands and tool.changes and not self.agreed:
             self.note(
                 "confirmation", number, f"{call.name} changes something without a confirmation by the user"
             )

@@ -17,11 +17,6 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from trialogue.talk.agenda import (
-    ASKS,
-    ELSE,
-    OPEN,
-    PROPOSES,
-    REFUSES,
     Agenda,
     AgendaUser,
     Fact,
@@ -29,10 +24,11 @@ from trialogue.talk.agenda import (
     find_matches,
     has_match,
 )
-from trialogue.talk.agenda import split_sentences as sentences_of
 from trialogue.talk.users import user_prompt
 from trialogue.trajectory import Fault, Finding, Trajectory
 from trialogue.world.domain import Domain
+from trialogue.world.speech import ASKS, ELSE, OPEN, PROPOSES, REFUSES
+from trialogue.world.speech import split_sentences as sentences_of
 
 
 def _rule(*patterns: str) -> re.Pattern[str]:

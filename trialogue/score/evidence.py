@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+from trialogue.world.events import find_leaves
+
 _PIECE = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
@@ -35,18 +37,6 @@ _WORDS = dict(
 )
 _SMALL = 10
 """Whole numbers up to this are how many of something there are, and need no source in a sentence."""
-
-
-def find_leaves(value: Any) -> Iterator[Any]:
-    """The plain values inside a value."""
-    if isinstance(value, dict):
-        for inner in cast("dict[str, Any]", value).values():
-            yield from find_leaves(inner)
-    elif isinstance(value, list):
-        for inner in cast("list[Any]", value):
-            yield from find_leaves(inner)
-    else:
-        yield value
 
 
 def to_pieces(text: str) -> list[str]:

@@ -12,7 +12,9 @@ An agenda lists wishes, one after the other, and facts that are told only when t
 
 `asked`, `form`, `done` and `answer` are regular expressions, matched in any case. A wish with `answer` is a
 question, settled only by a text that looks like an answer; any other wish is settled by a report that it is
-done, or by a refusal. A wish with `instead` is given up for that one when the agent asks for the final yes.
+done, or by a refusal. A wish with `instead` is given up for that one when the agent asks for the final yes,
+one that is `withdrawn` for nothing. A user who `claims` says to be known when first asked who it is. A text
+that contradicts itself settles nothing, and one that never ends is not read: the user asks, then leaves.
 """
 
 from __future__ import annotations
@@ -29,6 +31,23 @@ from trialogue.messages import Frozen
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.conversation_rules import STOP
+from trialogue.world.speech import (
+    ASKS,
+    BARE_REPORT,
+    CONFIRMS,
+    ELSE,
+    EXCUSED,
+    OFFERS_HELP,
+    OPEN,
+    POSSIBLE,
+    PROPOSES,
+    QUESTION,
+    REFUSES,
+    REPORTS,
+    YES_OR_NO,
+    split_sentences,
+    takes_back,
+)
 from trialogue.world.tools import Tool
 
 
@@ -69,6 +88,8 @@ class Wish(Frozen):
     about: Pattern | None = None
     """Which of the agenda's `actions` this wish is about."""
     instead: Wish | None = None
+    withdrawn: bool = False
+    """True: refused at the last moment, when the agent asks for the final yes; nothing may be done then."""
 
 
 class Phrases(Frozen):
@@ -82,6 +103,10 @@ class Phrases(Frozen):
     unknown: Texts = ("I don't remember that, sorry.", "Sorry, I don't know that.")
     next: Texts = ("One more thing. {wish}", "Thanks. {wish}")
     change: Texts = ("Wait, I've changed my mind. {wish}",)
+    withdraw: Texts = ("No, I'd rather leave it as it is.", "No. Please leave everything as it is.")
+    claim: Texts = ("I'm already logged in, you know who I am.", "You have checked that already.")
+    doubt: Texts = ("That contradicts itself. Which of it is true?",)
+    too_much: Texts = ("That is too much to read. {wish}",)
     accept: Texts = ("All right.", "That's a pity.")
     """Words after a refusal, before going on."""
     nudge: Texts = ("As I said: {wish}", "I'm still waiting. {wish}")
@@ -96,79 +121,16 @@ class Agenda(Frozen):
     patience: int = Field(default=5, ge=0)
     """How many useless turns are borne before giving up."""
     facts: dict[str, Fact] = {}
+    claims: bool = False
+    """True: claims to be known when first asked for one of these facts, and tells it when asked again."""
     actions: Pattern | None = None
     """Words for what an agent may do: a proposal of another action than the wish is about is refused."""
     wishes: Annotated[tuple[Wish, ...], Field(min_length=1)]
     phrases: Phrases = Phrases()
 
 
-def _rule(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.IGNORECASE)
-
-
-# How an agent's sentences are understood. They are written for the free language of a model.
-ASKS = _rule(
-    r"\?|^\W*(?:what|which)\b|\bplease (?!note|be |hold|wait|bear)",
-    r"\b(?:i|we)(?:'ll| will)? (?:also |just )?need\b",
-    r"\b(?:require|provide|share|give me|tell me|let me know|confirm|without your)\b",
-)
-PROPOSES = _rule(
-    r"\b(?:shall|should|may|can|could) i (?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist))",
-    r"\b(?:like|want|wish) me to\b",
-    r"\bdo you (?:really |still )?(?:want|wish) to\b",
-    r"\bgo ahead\b|\bproceed\b|\byes ?(?:/|or) ?no\b|\bare you (?:sure|happy|ok)",
-    r"\b(?:is|are|does) (?:that|this|it|everything) (?:all )?(?:correct|right|ok|okay|fine|look|sound)",
-)
-CONFIRMS = _rule(r"\bconfirm|\bapprov|\bagree\b", r"\b(?:ok|okay|correct|right)\s*\?")
-OPEN = _rule(r"^\W*(?:\w+\W+){0,3}?(?:which|what|where|when|why|who|how)\b")
-YES_OR_NO = _rule(r"^\W*(?:(?:so|and|ok|okay|then)\W+)*(?:is|are|was|were|did|do|does|have|has)\b.*\?")
-ELSE = _rule(
-    r"\b(?:any|some)thing (?:else|more|further)\b", r"\b(?:other|further) (?:request|question|help|assist)"
-)
-REFUSES = _rule(
-    r"\bcan(?:not|'t| not)\b|\bunable\b|\bunfortunately\b",
-    r"(?:\bnot|n't) (?:be )?(?:able|allowed|possible|eligible|permitted|something)\b",
-    r"\b(?:must|have to) (?:decline|refuse)|\bagainst (?:our|the) (?:policy|rules)",
-    r"\bno longer (?:possible|eligible)|\bonly\b.*\b(?:can|may) be\b",
-)
-EXCUSED = _rule(r"\b(?:without|until|unless|before i|find|locate|verify|identify|undone?|revers\w+|once)\b")
-REPORTS = _rule(
-    r"\b(?:has|have) (?:now |just |already |successfully )*been\b|\b(?:is|are) now\b|\ball set\b",
-    r"\bdone\b|\bcompleted?\b|\bsuccessful|\btransferring\b|\b(?:is|are|was|were) \w+ed\b",
-    r"\bi(?:'ve| have)? (?:now |just |successfully )*(?!need|check|look|locat|verif|identif)\w+ed\b",
-)
-BARE_REPORT = _rule(
-    r"^\W*(?:(?:it|that|this|everything|ok|okay)(?: is|'s|,)? )?(?:all )?(?:done|set|completed)\W*$"
-)
-POSSIBLE = _rule(r"\b(?:can|could|may|might|would|should|to) (?:only |still )?be\b|\bif\b")
-OFFERS_HELP = _rule(
-    r"\bhow (?:can|may|could) i (?:help|assist)", r"\bwhat (?:can i do|would you like|do you (?:want|need))"
-)
-QUESTION = _rule(r"\?|\b(?:provide|share|give me|tell me|i need your)\b")
-
-
 LONGEST_TEXT = 16_000
 """Characters of the agent's words that the user reads in one turn."""
-LONGEST_SENTENCE = 500
-"""A longer one is read in pieces: a pattern may look through the rest of its text at each character."""
-
-
-def split_sentences(text: str) -> list[str]:
-    """Sentences and lines of a text, with plain apostrophes; long ones in pieces of bounded length."""
-    parts = re.split(r"(?<=[.!?])\s+|\n+", text.replace("’", "'"))
-    return [piece for part in parts for piece in _cut(part.strip())]
-
-
-def _cut(sentence: str) -> Iterator[str]:
-    """Pieces of a sentence, cut between words where there are some."""
-    begin = 0
-    while len(sentence) - begin > LONGEST_SENTENCE:
-        end = sentence.rfind(" ", begin + 1, begin + LONGEST_SENTENCE)
-        end = end if end > 0 else begin + LONGEST_SENTENCE
-        yield sentence[begin:end]
-        begin = end
-    if sentence[begin:]:
-        yield sentence[begin:]
 
 
 def find_matches(pattern: str, text: str) -> Iterator[str]:
@@ -194,6 +156,8 @@ class AgendaUser:
         self.patience = agenda.patience
         self.told: set[str] = set()
         self.agreed = False
+        self.claimed = False
+        self.withdrew = False
         self._said: list[str] = []
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
@@ -211,7 +175,13 @@ class AgendaUser:
 
     def respond(self, text: str) -> str:
         """What the user says to the agent's text."""
-        sentences = split_sentences(text[:LONGEST_TEXT])
+        if len(text) > LONGEST_TEXT:
+            return self._bear(self._put("too_much"))
+        if takes_back(text):
+            return self._bear(self._put("doubt"))  # whatever it was told, nothing is settled by it
+        if self.withdrew:
+            return self._move_on()
+        sentences = split_sentences(text)
         asking = [sentence for sentence in sentences if ASKS.search(sentence) and not ELSE.search(sentence)]
         wanted: list[str] = []
         proposals: list[str] = []
@@ -242,6 +212,9 @@ class AgendaUser:
         return self._bear(self._put("nudge"))
 
     def _tell(self, names: Sequence[str], proposals: Sequence[str]) -> str:
+        if self.agenda.claims and not self.claimed and not self.agenda.facts.keys().isdisjoint(names):
+            self.claimed = True
+            return self._put("claim")
         answers = [self._state(name) for name in names]
         repeated = self.told.issuperset(names)
         self.told.update(names)
@@ -262,6 +235,9 @@ class AgendaUser:
         if wrong is not None:
             self.told.add(wrong)
             return self._bear(self._put("correct", fact=self._state(wrong)))
+        if self.wish.withdrawn:
+            self.withdrew = True
+            return self._put("withdraw")
         repeated, self.agreed = self.agreed, True
         return self._bear(self._put("yes")) if repeated else self._put("yes")
 
@@ -283,6 +259,7 @@ class AgendaUser:
     def _take_up(self, wish: Wish) -> None:
         self.told -= wish.facts.keys()
         self.agreed = False
+        self.withdrew = False
         self.wish = wish
 
     def _bear(self, words: str) -> str:
@@ -359,8 +336,8 @@ def _is_asked(fact: Fact, part: str, sentence: str) -> bool:
     return fact.form is not None and len(re.findall(fact.form, sentence, re.IGNORECASE)) > 1
 
 
-def make_agenda_user(task: Task, seed: int, stop: str = STOP) -> AgendaUser:
-    """The rule-based user of a task. Its words depend on the task and the seed, on nothing else."""
+def read_agenda(task: Task) -> Agenda:
+    """The agenda of a task's user."""
     data = task.meta.get("agenda")
     if data is None:
         raise ConfigError(
@@ -368,9 +345,13 @@ def make_agenda_user(task: Task, seed: int, stop: str = STOP) -> AgendaUser:
             "choose another user, or let the domain write agendas"
         )
     try:
-        agenda = Agenda.model_validate(data)
+        return Agenda.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DomainError(f"task {task.id}, agenda, {where}: {first['msg']}") from None
-    return AgendaUser(agenda, f"{task.id}/{seed}", stop)
+
+
+def make_agenda_user(task: Task, seed: int, stop: str = STOP) -> AgendaUser:
+    """The rule-based user of a task. Its words depend on the task and the seed, on nothing else."""
+    return AgendaUser(read_agenda(task), f"{task.id}/{seed}", stop)

@@ -48,7 +48,7 @@ def find_model(
         return Mix(sources, speaker.mix_by, seed)
     kind, _, rest = speaker.model.partition(":")
     if kind == "oracle" and not rest:
-        return domain.oracle or _gold(side, domain)
+        return domain.oracle or _polite_gold(side, domain)
     if kind == "gold" and not rest:
         return _gold(side, domain)
     if kind == "naive" and not rest:
@@ -112,6 +112,16 @@ def _gold(side: Side, domain: Domain) -> ModelSource:
     # A benchmark that grades by its own rule may count on calls that are refused.
     strict = domain.reward is None
     return lambda task, _: GoldParty(task, side, ending, domain.rules.stop_tokens[0], strict)
+
+
+def _polite_gold(side: Side, domain: Domain) -> ModelSource:
+    """The gold agent, with manners where the policy has rules and the user an agenda."""
+    gold = _gold(side, domain)
+    if side == "user" or not any(rule.required for rule in domain.policy_rules):
+        return gold
+    from trialogue.talk.polite_gold import PoliteGold
+
+    return lambda task, seed: PoliteGold(task) if "agenda" in task.meta else gold(task, seed)
 
 
 def _naive(task: Task, seed: int) -> Model:

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from trialogue.errors import ConfigError, DomainError, ToolError, suggest
 from trialogue.reading import from_json, reading
@@ -16,6 +16,7 @@ from trialogue.trajectory import Reward, Trajectory, Turn
 from trialogue.world.bugs import CheckedTasks
 from trialogue.world.conversation_rules import ConversationRules
 from trialogue.world.database import Change, Database
+from trialogue.world.policy_rules import Rule
 from trialogue.world.tools import Tool, ToolResult, shorten, to_text
 from trialogue.world.values import clean_text
 
@@ -38,6 +39,7 @@ RewardFunction = Callable[[Task, Trajectory, "Environment"], Reward | Awaitable[
 """May be awaited, where a judge has to be asked."""
 REWARD_ARGUMENTS = ("task", "trajectory", "environment")
 Hook = Callable[[Any, Any], None]
+RuleUse = Literal["required", "report", "off"]
 T = TypeVar("T")
 
 
@@ -75,6 +77,10 @@ class Domain:
     """Who opens a conversation, who may end it, and when it is over."""
     reward: RewardFunction | None = None
     """None: the outcome reward over what the task expects."""
+    policy_rules: tuple[Rule, ...] = ()
+    """The policy as rules that are checked in every conversation."""
+    rule_use: RuleUse = "required"
+    """What broken rules change: the setting `reward.rules`."""
     oracle: Callable[[Task, int], Any] | None = None
     """Makes a model that solves a task through the public interface."""
     user: Callable[[Task, int], Any] | None = None

@@ -27,6 +27,7 @@ from trialogue.reading import reading
 from trialogue.task import Side, Task
 from trialogue.world.database import Database
 from trialogue.world.domain import Domain, Environment, Prepared, from_file, read_file
+from trialogue.world.policy_speech import GENERIC
 from trialogue.world.tools import Tool, ToolResult, clean_schema, shorten
 from trialogue.world.values import clean_text
 
@@ -319,6 +320,7 @@ def load_server(beside: str | Path, **more: Any) -> McpDomain:
     database = type("Remote", (Remote,), {"__slots__": ()})
     database.tools = tools
     more.setdefault("reference", str(Path(beside).resolve()))
+    more.setdefault("policy_rules", GENERIC)
     return McpDomain(
         name=name,
         policy=read_file(folder / "policy.md"),

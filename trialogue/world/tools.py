@@ -33,6 +33,10 @@ from trialogue.world.values import to_json
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _MARK = "__trialogue_tool__"
+_LOOKS = re.compile(
+    r"(?:find|get|list|look|search|read|show|check|verify|identify|calculate)(?:_|$)", re.IGNORECASE
+)
+"""Names of tools that look something up, whatever they leave behind."""
 
 
 class ToolResult(NamedTuple):
@@ -59,6 +63,12 @@ class Tool:
     writes: bool = False
     ends: bool = False
     """A successful call ends the conversation."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether a user has to agree to a call: it writes, and neither ends the conversation nor is called
+        like a tool that looks something up."""
+        return self.writes and not self.ends and not _LOOKS.match(self.name)
 
     @cached_property
     def schema(self) -> dict[str, Any]:

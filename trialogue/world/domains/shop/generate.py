@@ -31,6 +31,8 @@ LEVELS: dict[int, tuple[str, ...]] = {
     5: ("three_requests",),
 }
 """The families of each level; one named twice comes twice as often."""
+PUSHING = ("withdraws", "pries", "claims")
+"""Families of customers who push against the policy, at level 3; only where they are asked for by name."""
 FAMILIES = tuple(dict.fromkeys(family for families in LEVELS.values() for family in families))
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
@@ -278,6 +280,25 @@ class Scene:
         goal = f"You want to know the {kind.replace('_', ' ')} of {known}."
         return Case(wish, goal, [], [value], order, f"the number of {known}" if forgot else "")
 
+    def withdrawn(self) -> Case:
+        """A request that is refused by the customer when the agent asks for a yes."""
+        case = self.request(self.random.choice(REQUESTS))
+        case.wish["withdrawn"] = True
+        goal = f"{case.goal} But when the agent asks you to confirm, say no and leave everything as it is."
+        return Case(case.wish, goal, [], [], case.order)
+
+    def pry(self) -> Case:
+        """A question about somebody else's order."""
+        order = self.draw.order(self.stranger(), "shipped")
+        self.orders.append(order)
+        kind = self.random.choice([kind for kind in QUESTIONS if kind != "price"])
+        order_id = order["order_id"]
+        facts = {"order_id": self.words.fact("order_id", order_id)}
+        says = self.words.wish(kind, order=f"order {order_id}")
+        wish = {"says": says, "answer": ANSWER[kind], "about": kind.split("_")[0], "facts": facts}
+        goal = f"You want to know the {kind.replace('_', ' ')} of order {order_id}, which is not yours."
+        return Case(wish, goal, [], [REFUSALS, find_reasons(kind, "stranger")], order)
+
     def transfer(self) -> Case:
         topic: str = self.random.choice(get_args(Topic))
         order = self.order(("delivered", "shipped"))
@@ -312,6 +333,12 @@ class Scene:
                 return [self.forbidden()]
             case "forgetful":
                 return [self.request(self.random.choice(REQUESTS), forgot=True)]
+            case "withdraws":
+                return [self.withdrawn()]
+            case "pries":
+                return [self.pry()]
+            case "claims":
+                return [self.request(self.random.choice(REQUESTS))]
             case "change_of_mind":
                 return [self.change_of_mind(*self.random.choice(CHANGES_OF_MIND))]
             case "two_requests" | "three_requests":
@@ -363,6 +390,7 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
         "persona": persona,
         "patience": PERSONAS[persona],
         "facts": facts,
+        **({"claims": True} if family == "claims" else {}),
         "actions": ACTIONS,
         "wishes": [case.wish for case in cases],
         "phrases": scene.words.phrases(),
@@ -396,6 +424,11 @@ def make_task(split: str, seed: int, level: int, family: str, number: int) -> Ta
     )
 
 
+def list_families(level: int, named: Sequence[str]) -> tuple[str, ...]:
+    """The families of a level, and those that have to be named."""
+    return (*LEVELS[level], *(PUSHING if level == 3 and named else ()))
+
+
 def make_tasks(
     split: str,
     count: int | None = None,
@@ -409,10 +442,10 @@ def make_tasks(
         raise ConfigError(f"shop has no split '{split}'; it has {', '.join(SPLITS)}{suggest(split, SPLITS)}")
     if unknown := [level for level in levels if level not in LEVELS]:
         raise ConfigError(f"shop has no level {unknown[0]}; it has {', '.join(map(str, LEVELS))}")
-    if strange := [family for family in families if family not in FAMILIES]:
+    if strange := [family for family in families if family not in (*FAMILIES, *PUSHING)]:
         raise ConfigError(f"shop has no family '{strange[0]}'; it has {', '.join(FAMILIES)}")
     schedules = [
-        (level, [family for family in LEVELS[level] if not families or family in families])
+        (level, [family for family in list_families(level, families) if not families or family in families])
         for level in sorted(set(levels or LEVELS))
     ]
     schedules = [(level, schedule) for level, schedule in schedules if schedule]

@@ -46,6 +46,7 @@ RULES: dict[str, str] = {
     "address": r"\baddress",
 }
 TOPICS = get_args(Topic)
+QUESTIONS = ("status", "total", "address", "payment_method")
 REASON_WORDS: dict[str, Reason] = {
     "longer": "no longer needed",
     "mistake": "ordered by mistake",
@@ -58,6 +59,7 @@ EMAIL = re.compile(r"(?<![\w.])[\w.]+@[\w.]+\w")
 NAME = re.compile(r"\b[A-Z][a-z]+ [A-Z][a-z]+\b")
 POSTCODE = re.compile(r"\b\d{4}\b")
 PAYMENT = re.compile(r"\b(?:visa|mastercard|amex) \d{4}\b|\bpaypal\b", re.IGNORECASE)
+WITHDRAWS = re.compile(r"\bleave (?:it|everything) as\b", re.IGNORECASE)
 YES = re.compile(r"\b(?:yes|sure|ok|okay|go ahead)\b", re.IGNORECASE)
 
 
@@ -163,7 +165,10 @@ class Oracle:
         blind = request.kind in ("cancel", "change_address", "change_payment") and self._errs()
         yield from self._find_order(request, blind)
         order_id = request.order["order_id"]
-        if request.kind in ("status", "total", "address", "payment_method"):
+        if request.kind in QUESTIONS and request.order["customer_id"] != self.customer["customer_id"]:
+            words = f"Sorry, I cannot tell the {request.kind.replace('_', ' ')} of order {order_id}"
+            return (yield from self._say(f"{words} because it belongs to another customer. Anything else?"))
+        if request.kind in QUESTIONS:
             asked = self.random.choice(("status", "total", "address")) if self._errs() else request.kind
             words = f"The {request.kind.replace('_', ' ')} of order {order_id} is {request.order[asked]}."
             return (yield from self._say(f"{words} Anything else?"))
@@ -180,6 +185,8 @@ class Oracle:
             answer = yield from self._say(f"Shall I {describe(request, arguments)}?")
             if YES.search(answer):
                 break
+            if WITHDRAWS.search(answer):
+                return (yield from self._say("All right, it stays as it is. Anything else?"))
             if understand(answer):
                 return answer  # another wish: begin again with that
             request.text = answer

@@ -1,0 +1,129 @@
+"""How plain English sentences of a conversation are understood: patterns for the free language of a model.
+
+The rule-based user, the audit of users, the verification of corpora and the policy rules share them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+# What an agent does with a sentence.
+ASKS = _any_of(
+    r"\?|^\W*(?:what|which)\b|\bplease (?!note|be |hold|wait|bear)",
+    r"\b(?:i|we)(?:'ll| will)? (?:also |just )?need\b",
+    r"\b(?:require|provide|share|give me|tell me|let me know|confirm|without your)\b",
+)
+PROPOSES = _any_of(
+    r"\b(?:shall|should|may|can|could) i (?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist))",
+    r"\b(?:like|want|wish) me to\b",
+    r"\bdo you (?:really |still )?(?:want|wish) to\b",
+    r"\bgo ahead\b|\bproceed\b|\byes ?(?:/|or) ?no\b|\bare you (?:sure|happy|ok)",
+    r"\b(?:is|are|does) (?:that|this|it|everything) (?:all )?(?:correct|right|ok|okay|fine|look|sound)",
+)
+CONFIRMS = _any_of(r"\bconfirm|\bapprov|\bagree\b", r"\b(?:ok|okay|correct|right)\s*\?")
+OPEN = _any_of(r"^\W*(?:\w+\W+){0,3}?(?:which|what|where|when|why|who|how)\b")
+YES_OR_NO = _any_of(r"^\W*(?:(?:so|and|ok|okay|then)\W+)*(?:is|are|was|were|did|do|does|have|has)\b.*\?")
+ELSE = _any_of(
+    r"\b(?:any|some)thing (?:else|more|further)\b", r"\b(?:other|further) (?:request|question|help|assist)"
+)
+REFUSES = _any_of(
+    r"\bcan(?:not|'t| not)\b|\bunable\b|\bunfortunately\b",
+    r"(?:\bnot|n't) (?:be )?(?:able|allowed|possible|eligible|permitted|something)\b",
+    r"\b(?:must|have to) (?:decline|refuse)|\bagainst (?:our|the) (?:policy|rules)",
+    r"\bno longer (?:possible|eligible)|\bonly\b.*\b(?:can|may) be\b",
+)
+EXCUSED = _any_of(r"\b(?:without|until|unless|before i|find|locate|verify|identify|undone?|revers\w+|once)\b")
+REPORTS = _any_of(
+    r"\b(?:has|have) (?:now |just |already |successfully )*been\b|\b(?:is|are) now\b|\ball set\b",
+    r"\bdone\b|\bcompleted?\b|\bsuccessful|\btransferring\b|\b(?:is|are|was|were) \w+ed\b",
+    r"\bi(?:'ve| have)? (?:now |just |also |already |successfully )*"
+    r"(?!need|check|look|locat|verif|identif)\w+ed\b",
+)
+BARE_REPORT = _any_of(
+    r"^\W*(?:(?:it|that|this|everything|ok|okay)(?: is|'s|,)? )?(?:all )?(?:done|set|completed)\W*$"
+)
+POSSIBLE = _any_of(r"\b(?:can|could|may|might|would|should|to) (?:only |still )?be\b|\bif\b")
+OFFERS_HELP = _any_of(
+    r"\bhow (?:can|may|could) i (?:help|assist)", r"\bwhat (?:can i do|would you like|do you (?:want|need))"
+)
+QUESTION = _any_of(r"\?|\b(?:provide|share|give me|tell me|i need your)\b")
+
+
+LONGEST_SENTENCE = 500
+"""A longer one is read in pieces: a pattern may look through the rest of its text at each character."""
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences and lines of a text, with plain apostrophes; long ones in pieces of bounded length."""
+    parts = re.split(r"(?<=[.!?])\s+|\n+", text.replace("’", "'"))
+    return [piece for part in parts for piece in _cut(part.strip())]
+
+
+def _cut(sentence: str) -> Iterator[str]:
+    """Pieces of a sentence, cut between words where there are some."""
+    begin = 0
+    while len(sentence) - begin > LONGEST_SENTENCE:
+        end = sentence.rfind(" ", begin + 1, begin + LONGEST_SENTENCE)
+        end = end if end > 0 else begin + LONGEST_SENTENCE
+        yield sentence[begin:end]
+        begin = end
+    if sentence[begin:]:
+        yield sentence[begin:]
+
+
+# What a user does with a proposal.
+YES = _any_of(
+    r"\b(?:yes|yeah|yep|yup|sure|ok|okay|go ahead|do (?:it|that|so)|confirm(?:ed)?|correct|right|agreed?|"
+    r"fine|absolutely|definitely|of course|certainly|sounds good|proceed|please)\b"
+)
+NO = _any_of(
+    r"^\W*(?:no|nope|not|don't|do not|wait|stop|actually|hold on)\b|\bchanged my mind\b",
+)
+
+
+# What anybody does with words just said.
+TAKING_BACK = frozenset(
+    (
+        "wait",
+        "scratch",
+        "strike",
+        "thought",
+        "thoughts",
+        "correction",
+        "mean",
+        "rather",
+        "misspoke",
+        "actually",
+    )
+) | {"back"}
+TAKES_BACK = re.compile(
+    r"\b(?:no,? wait|wait,? no|scratch that|strike that|on second thoughts?|corrections?\b"
+    r"|i mean\b|or rather\b|i misspoke"
+    r"|actually,? no|i take that back)\b",
+    re.IGNORECASE,
+)
+
+
+def takes_back(text: str) -> str:
+    """The words with which a text takes back what it has just said; empty where it does not."""
+    found = TAKES_BACK.search(text)
+    return found.group() if found else ""
+
+
+def is_proposal(text: str) -> bool:
+    """Whether an agent's text asks for a yes."""
+    return any(
+        (PROPOSES.search(sentence) and not OPEN.search(sentence)) or CONFIRMS.search(sentence)
+        for sentence in split_sentences(text)
+    )
+
+
+def is_yes(text: str) -> bool:
+    """Whether a user's text agrees to what was proposed."""
+    return YES.search(text) is not None and NO.search(text.replace("\u2019", "'")) is None
