@@ -61,6 +61,8 @@ from trialogue.trajectory import Reward as Reward
 from trialogue.trajectory import Tokens as Tokens
 from trialogue.trajectory import Trajectory as Trajectory
 from trialogue.trajectory import Turn as Turn
+from trialogue.world import policy_rules as policy_rules
+from trialogue.world import policy_speech as policy_speech
 from trialogue.world.database import Change as Change
 from trialogue.world.database import Database as Database
 from trialogue.world.database import Record as Record
@@ -68,6 +70,7 @@ from trialogue.world.database import Table as Table
 from trialogue.world.domain import Domain as Domain
 from trialogue.world.domain import Environment as Environment
 from trialogue.world.find import find_domain as find_domain
+from trialogue.world.policy_rules import Rule as Rule
 from trialogue.world.tools import Tool as Tool
 from trialogue.world.tools import ToolResult as ToolResult
 from trialogue.world.tools import tool as tool

@@ -49,6 +49,12 @@ class Entry(Frozen):
     reward: float | None = None
     success: bool | None = None
     """Whether it counts as solved, where its reward says so itself."""
+    without_rules: float | None = None
+    """What it would be worth without the rules of the policy."""
+    compliance: float | None = None
+    """The share of the policy's rules that were kept."""
+    breaches: int = 0
+    """How many of them were broken."""
     blame: Blame | None = None
     findings: int = 0
     """What the audit of the user found."""
@@ -99,6 +105,9 @@ def to_entry(trajectory: Trajectory, file: str, at: int, length: int) -> Entry:
         end=trajectory.end,
         reward=None if trajectory.reward is None else trajectory.reward.value,
         success=None if trajectory.reward is None else trajectory.reward.success,
+        without_rules=None if trajectory.reward is None else trajectory.reward.outcome,
+        compliance=None if trajectory.reward is None else trajectory.reward.compliance,
+        breaches=0 if trajectory.reward is None else len(trajectory.reward.breaches),
         blame=trajectory.blame,
         findings=len(trajectory.findings),
         excluded=trajectory.excluded,

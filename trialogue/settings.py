@@ -43,6 +43,9 @@ class RewardSettings(Section):
     name: Annotated[str, Seam(), _is_known("", *REWARDS)] = ""
     """outcome: 1 where everything that the task expects has come about, else 0; or module:name of a function
     (task, trajectory, environment) that returns a Reward, or something to await. Empty: the domain's own."""
+    rules: Literal["required", "report", "off"] = "required"
+    """required: a conversation that breaks a required rule of the policy earns nothing; report: broken rules
+    are written down and counted, nothing else changes; off: rules are not checked."""
 
 
 RendererName = Annotated[str | None, Seam(), _is_known(*RENDERERS)]

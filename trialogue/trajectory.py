@@ -103,6 +103,18 @@ SUCCESS = 1.0 - 1e-6
 """A reward from here on counts as a success, where it does not say itself what counts."""
 
 
+class Breach(Frozen):
+    """A rule of the policy that a conversation broke, where, and how it shows."""
+
+    rule: str
+    turn: int
+    """Place of the message among the conversation's turns."""
+    evidence: str
+    policy: str = ""
+    """The words of the policy that the rule stands for."""
+    required: bool = True
+
+
 class Reward(Frozen):
     """How well it went: a value, its parts, and evidence a person can read."""
 
@@ -113,6 +125,11 @@ class Reward(Frozen):
     why: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     """The first places where the database is not as it should be."""
+    outcome: float | None = None
+    """What the conversation would be worth without the rules of the policy. None: no rules were checked."""
+    compliance: float | None = None
+    """The share of the policy's rules that were kept."""
+    breaches: tuple[Breach, ...] = ()
 
     @property
     def is_success(self) -> bool:

@@ -126,7 +126,7 @@ def _play(
 
     patient = replace(asked, defaults=(*asked.defaults, "limits.seconds=86400"))
     config = patient.to_config(EvalConfig)
-    found = with_reward(find_domain(config.domain, config.data), config.reward.name)
+    found = with_reward(find_domain(config.domain, config.data), config.reward.name, config.reward.rules)
     chosen = find_task(found, config, task, any_split=asked.options.get("split") is None)
     console = Screen(stderr=as_json)
     person = HumanModel(side, found, chosen, console, ask_aside if as_json else input, shows_calls=calls)

@@ -35,10 +35,12 @@ def init_verb(name: str, as_json: bool) -> None:
     metavar="TRAIN TEST",
     help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
 )
+@click.option("--cheats", is_flag=True, help="Play agents that cheat too: how often is each of them paid?")
 @offer("reward", "split", "tasks", "seed", "data", "json")
 def check_verb(
     domain: str | None,
     contamination: tuple[str, str] | None,
+    cheats: bool,
     reward: str | None,
     split: str | None,
     tasks: int | None,
@@ -50,6 +52,7 @@ def check_verb(
 
     \b
     trialogue check shop --split test
+    trialogue check shop --cheats
     trialogue check --contamination shop/train shop/test
     """
     if contamination is not None:
@@ -67,12 +70,20 @@ def check_verb(
         raise click.UsageError("name a DOMAIN to check, or two sets with --contamination TRAIN TEST")
     from trialogue.score.check import check
     from trialogue.score.reward import with_reward
-    from trialogue.view.terminal import show_check
+    from trialogue.view.terminal import show_cheats, show_check
     from trialogue.world.find import find_domain
 
-    checked = check(with_reward(find_domain(domain, data), reward or ""), split, tasks, seed or 0)
+    found_domain = with_reward(find_domain(domain, data), reward or "")
+    checked = check(found_domain, split, tasks, seed or 0)
+    told = checked.to_data()
+    if cheats:
+        from trialogue.score.cheats import play_cheats
+
+        told["cheats"] = play_cheats(found_domain, split, tasks, seed or 0)
     if as_json:
-        echo_json(checked.to_data())
+        echo_json(told)
     else:
-        show_check(checked.to_data(), checked.played)
+        show_check(told, checked.played)
+        if cheats:
+            show_cheats(told["cheats"])
     sys.exit(0 if checked.ok else 1)

@@ -413,7 +413,7 @@ def read_decided(path: Path, *, trust: bool = False) -> SynthesizeConfig:
 def decide_again(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """Compute the corpus of a run again, after a person has reviewed some conversations."""
     config = read_decided(path, trust=trust)
-    domain = with_reward(find_domain(config.domain, config.data), config.reward.name)
+    domain = with_reward(find_domain(config.domain, config.data), config.reward.name, config.reward.rules)
     domain = dress(domain, config.user)
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():

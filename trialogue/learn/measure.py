@@ -10,6 +10,7 @@ from typing import Any
 
 from trialogue.engine.api import Row
 from trialogue.learn.advantages import has_signal
+from trialogue.score.compliance import to_compliance_figures
 from trialogue.score.metrics import Books, PriceOf, called, spend
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, count_near_calls
@@ -37,6 +38,7 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
         metrics["cost"] = spend("user", [*held, *failed, *spoilt], Books(price=price))["cost"]
     if not held:
         return metrics
+    metrics |= to_compliance_figures(held)
     rewards = [[item.value for item in group.trajectories] for group in graded]
     turns = [len(item.turns) for item in held]
     replies = [len(ids) for item in held for ids in sampled(item)]

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
@@ -19,7 +19,14 @@ from trialogue.config import Limits, Speaker
 from trialogue.errors import DomainError, GradeError, TrialogueError
 from trialogue.messages import Message, ToolCall
 from trialogue.reading import explain
-from trialogue.score.reward import PendingReward, grade
+from trialogue.score.compliance import (
+    RuleUsage,
+    find_misquoted,
+    find_uncovered,
+    split_policy,
+    tell_breach,
+)
+from trialogue.score.reward import PendingReward, grade, grade_outcome
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.task import SPLITS, Call, Expected, Side, Task
@@ -42,6 +49,18 @@ class Problem(NamedTuple):
     problem: str
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyCheck:
+    """What the rules of a policy cover, and what was exercised by the honest agent."""
+
+    rules: int
+    sentences: int
+    without_rule: list[str]
+    """Sentences of the policy that no rule stands for."""
+    never_exercised: list[str]
+    """Rules that had nothing to look at in any conversation that was played."""
+
+
 @dataclass
 class Checked:
     """The outcome of a check."""
@@ -50,6 +69,8 @@ class Checked:
     tasks: int = 0
     played: int = 0
     problems: list[Problem] = field(default_factory=lambda: [])
+    policy: PolicyCheck | None = None
+    """None: the domain has no policy rules."""
 
     @property
     def ok(self) -> bool:
@@ -57,7 +78,14 @@ class Checked:
 
     def to_data(self) -> dict[str, Any]:
         problems = [problem._asdict() for problem in self.problems]
-        return {"domain": self.domain, "tasks": self.tasks, "ok": self.ok, "problems": problems}
+        policy = None if self.policy is None else asdict(self.policy)
+        return {
+            "domain": self.domain,
+            "tasks": self.tasks,
+            "ok": self.ok,
+            "problems": problems,
+            "policy": policy,
+        }
 
 
 def check(domain: Domain, split: str | None = None, count: int | None = None, seed: int = 0) -> Checked:
@@ -83,18 +111,39 @@ def check(domain: Domain, split: str | None = None, count: int | None = None, se
             seen.done += 1
     for problem in find_writing_read_tools(domain, sound):
         note("", problem)
-    can_play = [] if domain.source == "simulated" else sound  # nobody answers for simulated tools here
-    can_play = [task for task in can_play if domain.user is not None or "agenda" in task.meta]
-    played = spread(can_play, PLAYED)
+    played = find_playable(domain, sound)
     checked.played = len(played)
+    usage = RuleUsage()
     with phase(f"playing {len(played)} tasks"):
-        for identity, problem in asyncio.run(find_lost(domain, played, seed)) if played else ():
+        for identity, problem in asyncio.run(find_lost(domain, played, seed, usage)) if played else ():
             note(identity, problem)
+    if domain.policy_rules:
+        for problem in find_misquoted(domain.policy, domain.policy_rules):
+            note("", problem)
+        checked.policy = check_policy(domain, usage)
     if _fingerprint(domain) != before:
         note(
             "", "a tool changed what all conversations share; change a record only where a table gives it out"
         )
     return checked
+
+
+def find_playable(domain: Domain, tasks: Sequence[Task]) -> list[Task]:
+    """Some of the tasks that the rule-based parties can play."""
+    if domain.source == "simulated":
+        return []  # nobody answers for simulated tools here
+    return spread([task for task in tasks if domain.user is not None or "agenda" in task.meta], PLAYED)
+
+
+def check_policy(domain: Domain, usage: RuleUsage) -> PolicyCheck:
+    """How far the rules of a domain cover its policy."""
+    names = [rule.name for rule in domain.policy_rules]
+    return PolicyCheck(
+        rules=len(names),
+        sentences=len(list(split_policy(domain.policy))),
+        without_rule=find_uncovered(domain.policy, domain.policy_rules),
+        never_exercised=[name for name in names if usage.conversations and not usage.exercised[name]],
+    )
 
 
 def spread(tasks: Sequence[Task], count: int) -> list[Task]:
@@ -323,8 +372,8 @@ def to_conversation(
 
 
 def _grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | None:
-    """The reward; None where a judge would have to be waited for."""
-    reward = grade(task, trajectory, environment)
+    """The reward without the rules of the policy; None where a judge would have to be waited for."""
+    reward = grade_outcome(task, trajectory, environment)
     if isinstance(reward, PendingReward):
         reward.close()
         return None
@@ -417,8 +466,11 @@ def _texts(database: Database) -> dict[str, list[str]]:
 # -- playing it --------------------------------------------------------------------------------------------
 
 
-async def find_lost(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Problem]:
-    """The tasks that the oracle (or, without one, the gold agent) loses with the rule-based user."""
+async def find_lost(
+    domain: Domain, tasks: Sequence[Task], seed: int, usage: RuleUsage | None = None
+) -> list[Problem]:
+    """The tasks that the oracle (or, without one, the gold agent) loses with the rule-based user, and the
+    rules that it breaks. `usage` counts the rules."""
     limits = Limits(seconds=30)
     agent = find_model(Speaker(model="oracle"), "agent", domain, limits, seed)
     user = find_model(Speaker(model="agenda"), "user", domain, limits, seed)
@@ -430,9 +482,18 @@ async def find_lost(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Pr
             Problem(item.task.id, f"{who} with the agenda user fails: {item.error}") for item in group.failed
         ]
         for item in group.trajectories:
-            if item.reward is not None and not item.is_success:
+            if usage is not None:
+                usage.add(domain.policy_rules, item.turns, domain.policy)
+            if item.reward is None:
+                continue
+            if not item.is_success:
                 why = "; ".join(item.reward.why)
                 problems.append(
                     Problem(item.task.id, f"{who} with the agenda user loses ({item.end}): {why}")
                 )
+            problems += [
+                Problem(item.task.id, f"{who} with the agenda user: {tell_breach(breach)}")
+                for breach in item.reward.breaches
+                if item.is_success
+            ]
     return sorted(problems)

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from trialogue.config import Price, Speaker
+from trialogue.score.compliance import to_compliance_figures
 from trialogue.talk.budget import find_price, to_cost
 from trialogue.task import Side
 from trialogue.trajectory import Trajectory, Usage, count_near_calls, find_no_success
@@ -188,6 +189,7 @@ def _figures(
         "failed": len(failed),
         "reward": fmean(rewards) if rewards else None,
     }
+    figures |= to_compliance_figures(trajectories)
     for k, interval in pass_hats(successes, books.seed).items():
         figures[f"pass^{k}"] = interval.value
         figures[f"pass^{k}_low"], figures[f"pass^{k}_high"] = interval.low, interval.high

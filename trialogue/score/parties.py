@@ -60,7 +60,7 @@ def open_parties(config: PlayConfig, *, is_played: bool = True) -> tuple[Domain,
     """The domain and the parties that settings name, with one account. When nothing is played, no model has
     to answer for simulated tools."""
     account = Account(config.budget)
-    domain = with_reward(find_domain(config.domain, config.data), config.reward.name)
+    domain = with_reward(find_domain(config.domain, config.data), config.reward.name, config.reward.rules)
     domain = dress(domain, config.user)
     if config.renderer.lenient:
         domain = to_lenient(domain)

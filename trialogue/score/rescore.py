@@ -75,7 +75,8 @@ def rescore(
     is run as code where the record is trusted."""
     if path.is_dir():
         refuse_injured(path)
-    name = find_recorded_reward(path, trust=trust) if reward is None else reward
+    recorded = find_recorded_reward(path, trust=trust or reward is not None)
+    name = recorded.name if reward is None else reward
     domains: dict[str, Domain] = {}
     run = path if path.is_dir() else path.parent.parent
     judge = Replay(judge_file(run)) if judge_file(run).is_file() else None
@@ -84,7 +85,7 @@ def rescore(
         reference = domain or str(trajectory.meta.get("domain") or trajectory.task.domain)
         if reference not in domains:
             found = find_recorded_domain(reference, path, data, trust=trust or domain is not None)
-            found = with_reward(found, name)
+            found = with_reward(found, name, recorded.rules)
             domains[reference] = found if judge is None else replace(found, judge=judge)
         try:
             environment = domains[reference].open(trajectory.task)
@@ -98,20 +99,20 @@ def rescore(
     return rows
 
 
-def find_recorded_reward(path: Path, *, trust: bool = False) -> str:
-    """The `reward.name` of the run that a record belongs to. One that names code counts where the record is
+def find_recorded_reward(path: Path, *, trust: bool = False) -> RewardSettings:
+    """The reward settings of the run that a record belongs to. A name of code counts where the record is
     trusted."""
     run = find_run(path)
     file = None if run is None else run / "config.json"
     if file is None or not file.is_file():
-        return ""
+        return RewardSettings()
     with reading(file, RunError):
         settings: Any = json.loads(file.read_text(encoding="utf-8"))
-        name = RewardSettings.model_validate(settings.get("reward", {})).name
-    code = Seam().find_code(name)
+        recorded = RewardSettings.model_validate(settings.get("reward", {}))
+    code = Seam().find_code(recorded.name)
     if code is not None and not trust:
         raise ConfigError(
-            f"{path} would run {code}: add --reward {shlex.quote(show_line(name))} to allow it, or "
+            f"{path} would run {code}: add --reward {shlex.quote(show_line(recorded.name))} to allow it, or "
             "--trust to allow everything that the record names"
         )
-    return name
+    return recorded

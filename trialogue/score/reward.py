@@ -10,8 +10,9 @@ gets no reward at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import isawaitable, iscoroutine
 from typing import Any, NoReturn, cast
 
@@ -20,10 +21,11 @@ from pydantic import ValidationError
 from trialogue.errors import ConfigError, GradeError, ToolError
 from trialogue.messages import ToolCall
 from trialogue.reading import describe, locate
+from trialogue.score.compliance import find_breaches, hold_to_rules
 from trialogue.seams import check_signature, describe_type, describe_value, load_seam, raise_bug
 from trialogue.task import Assertion, Task
 from trialogue.trajectory import Difference, Reward, Trajectory
-from trialogue.world.domain import REWARD_ARGUMENTS, Domain, Environment, RewardFunction
+from trialogue.world.domain import REWARD_ARGUMENTS, Domain, Environment, RewardFunction, RuleUse
 from trialogue.world.tools import ToolResult, shorten
 
 _SHOWN = 8
@@ -31,9 +33,21 @@ _SHOWN = 8
 
 
 def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | PendingReward | None:
-    """Grade a finished conversation by the rule of its end and the reward of its domain."""
+    """Grade a finished conversation: how it ended, the reward of its domain, the rules of its policy."""
     if trajectory.end == "error":
         return None
+    found = grade_outcome(task, trajectory, environment)
+    domain = environment.domain
+    if not domain.policy_rules or domain.rule_use == "off":
+        return found
+    breaches = find_breaches(domain.policy_rules, trajectory.turns, domain.policy)
+    if isinstance(found, PendingReward):
+        return replace(found, finish=partial(hold_to_rules, domain=domain, breaches=breaches))
+    return hold_to_rules(found, domain, breaches)
+
+
+def grade_outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | PendingReward:
+    """Grade what came of a conversation, however it came about."""
     is_capped = trajectory.end == "max_turns" and not environment.domain.rules.grade_at_cap
     if is_capped or trajectory.end == "too_long":
         return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded",))
@@ -41,8 +55,11 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
     return call_reward(environment.domain.reward or usual, task, trajectory, environment)
 
 
-def with_reward(domain: Domain, name: str) -> Domain:
-    """The domain with the reward that `reward.name` names in place of its own. Empty: its own."""
+def with_reward(domain: Domain, name: str = "", rules: RuleUse = "required") -> Domain:
+    """The domain with the reward that `reward.name` names in place of its own (empty: its own), and its
+    policy's rules used as `reward.rules` says."""
+    if rules != domain.rule_use:
+        domain = replace(domain, rule_use=rules)
     if not name:
         return domain
     if name == "outcome":
@@ -70,6 +87,8 @@ class PendingReward:
 
     found: Awaitable[Any]
     function: RewardFunction
+    finish: Callable[[Reward], Reward] | None = None
+    """What is made of the reward once it is there."""
 
     def __await__(self) -> Generator[Any, Any, Reward]:
         return self.ask().__await__()
@@ -79,7 +98,8 @@ class PendingReward:
             awaited = await self.found
         except Exception as error:  # noqa: BLE001 - the caller's code may raise anything
             _raise(error, self.function)
-        return _to_reward(awaited, self.function)
+        reward = _to_reward(awaited, self.function)
+        return reward if self.finish is None else self.finish(reward)
 
     def close(self) -> None:
         if iscoroutine(self.found):

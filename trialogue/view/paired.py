@@ -44,6 +44,7 @@ def compare_runs(one: Path, other: Path) -> dict[str, Any]:
         "only_other": len(after.keys() - before.keys()),
         "reward_one": fmean(_mean(before[task]) for task in shared),
         "reward_other": fmean(_mean(after[task]) for task in shared),
+        **_compare_compliance(before, after, shared),
         "difference": fmean(differences),
         "difference_low": means[int(0.025 * _DRAWS)],
         "difference_high": means[int(0.975 * _DRAWS) - 1],
@@ -52,6 +53,23 @@ def compare_runs(one: Path, other: Path) -> dict[str, Any]:
         "gains": to_pairs([pair for pair in reversed(order) if pair[0] > 0][:_LISTED]),
         "losses": to_pairs([pair for pair in order if pair[0] < 0][:_LISTED]),
     }
+
+
+def _compare_compliance(
+    before: dict[str, list[Entry]], after: dict[str, list[Entry]], shared: list[str]
+) -> dict[str, float]:
+    """Outcome and compliance of both runs, where both have them."""
+    found: dict[str, float] = {}
+    for key in ("without_rules", "compliance"):
+        means: list[float] = []
+        for tasks in (before, after):
+            values = [getattr(entry, key) for task in shared for entry in tasks[task]]
+            known = [value for value in values if value is not None]
+            if known:
+                means.append(fmean(known))
+        if len(means) == 2:
+            found |= {f"{key}_one": means[0], f"{key}_other": means[1]}
+    return found
 
 
 def _read(path: Path) -> dict[str, list[Entry]]:
@@ -79,16 +97,21 @@ def to_comparison(compared: dict[str, Any]) -> str:
     verdict = "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
     even = compared["tasks"] - compared["better"] - compared["worse"]
     sentence = f"On {compared['tasks']} common tasks the second run is **{compared['difference']:+.3f}**"
+    keys = [key for key in ("reward", "without_rules", "compliance") if f"{key}_one" in compared]
+
+    def to_row(run: str) -> str:
+        figures = [f"{compared[f'{key}_{run}']:.3f}" for key in keys]
+        return f"| {' | '.join([show_cell(compared[run]), *figures])} |"
+
     counts = f"Better on {compared['better']} tasks, worse on {compared['worse']}, the same on {even}."
     lines = [
         f"# {show_markdown(compared['one'])} against {show_markdown(compared['other'])}",
         "",
         f"{sentence} ({low:+.3f} to {high:+.3f}): {verdict}.",
         "",
-        "| | reward |",
-        "|---|---:|",
-        f"| {show_cell(compared['one'])} | {compared['reward_one']:.3f} |",
-        f"| {show_cell(compared['other'])} | {compared['reward_other']:.3f} |",
+        f"| | {' | '.join(key.replace('_', ' ') for key in keys)} |",
+        f"|---|{'---:|' * len(keys)}",
+        *(to_row(run) for run in ("one", "other")),
         "",
         f"{counts} The interval is a 95 % percentile bootstrap over the differences of tasks.",
     ]

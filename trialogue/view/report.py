@@ -100,6 +100,7 @@ def to_report(path: Path) -> str:
         f"# {show_markdown(about['kind'])} of {show_markdown(result['domain'])}",
         _sentence(result),
         _figures_table(result),
+        _policy(result),
         _ends(result),
         _spending(result),
         _tools(result),
@@ -179,6 +180,20 @@ def _row(cells: list[str]) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _policy(result: dict[str, Any]) -> str:
+    """Outcome, compliance and broken rules, overall and by family; empty where the policy has no rules."""
+    if "compliant" not in result:
+        return ""
+    lines = ["| | outcome without rules | rules kept | keep every rule |", "|---|---:|---:|---:|"]
+    for name, figures in (("all", result), *result["families"].items()):
+        cells = [_number(figures.get(key), 3) for key in ("outcome", "compliance", "compliant")]
+        lines.append(_row([show_cell(name), *cells]))
+    if result["breaches"]:
+        lines += ["", "| rule | conversations that break it |", "|---|---:|"]
+        lines += [_row([show_cell(rule), str(count)]) for rule, count in result["breaches"].items()]
+    return "## Policy\n\n" + "\n".join(lines)
 
 
 def _ends(result: dict[str, Any]) -> str:

@@ -60,6 +60,8 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
     if result["family_mean"] is not None:
         number = sum("pass^1" in figures for figures in result["families"].values())
         console.print(f"mean of {number} families: {result['family_mean']:.3f}")
+    if policy := tell_compliance(result):
+        console.print(policy, soft_wrap=True)
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
     console.print(f"ends: {ends}")
     if failed := tell_failed(result):
@@ -75,6 +77,15 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
     for name, note in result.get("notes", {}).items():
         console.print(f"{name}: {note}")
     console.print(f"run: {result['run']}", soft_wrap=True)
+
+
+def tell_compliance(result: dict[str, Any]) -> str:
+    """How far the policy was kept; empty where it has no rules."""
+    if "compliant" not in result:
+        return ""
+    broken = ", ".join(f"{rule} {count}" for rule, count in result["breaches"].items())
+    kept = f"policy: {result['compliant']:.1%} of conversations keep every rule"
+    return f"{kept}; outcome without rules {result['outcome']:.3f}; broken: {broken}" if broken else kept
 
 
 def tell_failed(result: dict[str, Any]) -> str:
@@ -162,6 +173,9 @@ def show_check(checked: dict[str, Any], played: int, console: Screen | None = No
     hidden = sum(len(tasks) for tasks in list(by_text.values())[50:])
     if hidden:
         console.print(f"… and {hidden} more problems; --json lists all")
+    if checked.get("policy"):
+        for text in tell_policy(checked["policy"]):
+            console.print(one_line(text), soft_wrap=True)
     number, lines = len(checked["problems"]), len(by_text)
     verdict = "ok" if checked["ok"] else f"{number} problem{'s' if number > 1 else ''}"
     if lines < number:
@@ -171,6 +185,33 @@ def show_check(checked: dict[str, Any], played: int, console: Screen | None = No
     )
     ending = one_line(verdict, "bold green" if checked["ok"] else "bold red")
     console.print(Text.assemble(one_line(text), ending), soft_wrap=True)
+
+
+def tell_policy(policy: dict[str, Any]) -> list[str]:
+    """What the rules of a policy leave out, one line each."""
+    lines = [f"policy: no rule stands for: {text}" for text in policy["without_rule"]]
+    if policy["never_exercised"]:
+        lines.append(f"policy: never exercised: {', '.join(policy['never_exercised'])}")
+    covered = policy["sentences"] - len(policy["without_rule"])
+    lines.append(f"policy: {policy['rules']} rules stand for {covered} of {policy['sentences']} sentences")
+    return lines
+
+
+def show_cheats(counts: Sequence[dict[str, Any]], console: Screen | None = None) -> None:
+    """Show how often each cheat was paid, without rules and with them."""
+    console = console or Screen()
+    headings = ("cheat", "cheated", "paid without rules", "with", "what forbids it")
+    rows: list[Row | None] = [
+        (
+            one["cheat"],
+            str(one["cheated"]),
+            str(one["paid_without_rules"]),
+            str(one["paid_with_rules"]),
+            next(iter(one["rules"]), ""),
+        )
+        for one in counts
+    ]
+    console.print_table("cheats", headings, rows)
 
 
 def show_corpus(result: dict[str, Any], console: Screen | None = None) -> None:

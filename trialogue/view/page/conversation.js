@@ -11,6 +11,9 @@ import { drawWhy } from "./why.js";
 
 const VIEWS = [["", "Transcript"], ["tokens", "Tokens"], ["compare", "Compare"]];
 
+/** The rules of the policy that were broken in one turn. */
+const breachesOf = (index, { reward }) => (reward?.breaches ?? []).filter(({ turn }) => turn === index);
+
 export class ConversationScreen {
   constructor(place, address) {
     this.place = place;
@@ -60,7 +63,7 @@ export class ConversationScreen {
     } else {
       const blocks = toBlocks(this.told.trajectory.turns, this.told.seconds);
       fill(this.body, h("div", { class: "columns" },
-        h("section", { class: "transcript", "aria-label": "Transcript" }, h("h2", { class: "unheard" }, "Transcript"), blocks.map((block) => drawBlock(block))),
+        h("section", { class: "transcript", "aria-label": "Transcript" }, h("h2", { class: "unheard" }, "Transcript"), blocks.map((block) => drawBlock(block, { breaches: breachesOf(block.index, this.told.trajectory) }))),
         h("aside", { class: "why", "aria-label": "Why" }, drawWhy(this.told))));
     }
   }

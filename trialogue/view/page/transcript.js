@@ -29,7 +29,7 @@ export function toBlocks(turns, seconds = []) {
   return blocks;
 }
 
-export function drawBlock(block, { gutter = true, highlight = null } = {}) {
+export function drawBlock(block, { gutter = true, highlight = null, breaches = [] } = {}) {
   const { turn, index } = block;
   const { message } = turn;
   const role = message.role === "tool" ? "tool" : turn.side;
@@ -40,6 +40,7 @@ export function drawBlock(block, { gutter = true, highlight = null } = {}) {
       message.reasoning ? h("details", { class: "reasoning" }, h("summary", {}, "reasoning"), h("div", { class: "text", dir: "auto" }, plain(message.reasoning))) : null,
       message.content ? h("div", { class: message.role === "tool" ? "result" : "text", dir: "auto" }, highlight ? highlight(message.content) : message.role === "tool" ? fold(message.content) : withStop(message.content)) : null,
       block.calls.map(drawCall),
+      breaches.map((item) => h("p", { class: "bad small breach", title: item.policy ?? "" }, h("b", {}, "✗ ", plain(item.rule)), ": ", plain(item.evidence))),
       turn.finish === "length" ? h("p", { class: "bad small" }, "cut off here: the reply was too long") : null),
     gutter ? h("div", { class: "gutter" }, gutterNotes(block)) : null);
 }

@@ -9,6 +9,7 @@ export function drawWhy({ trajectory, prompts, seconds, entry, decision }) {
     h("section", { class: "verdict" }, h("h2", {}, "Why"), reward ? drawParts(reward) : drawFailure(trajectory), h("p", { class: "muted" }, toEnd(trajectory, seconds))),
     drawDecision(decision),
     drawExpected(task.expected),
+    drawBreaches(reward ?? {}),
     drawFindings(trajectory),
     drawAdvantage(entry),
     more("Instructions of the user", h("div", { class: "text document", dir: "auto" }, plain(task.instructions)), true),
@@ -77,6 +78,17 @@ function drawDecision(decision) {
 
 function toTurn(turn) {
   return h("button", { type: "button", class: "link", onclick: () => document.getElementById(`turn-${turn + 1}`)?.scrollIntoView({ block: "center" }) }, `turn ${turn + 1}`);
+}
+
+/** The rules of the policy that the agent broke: where, how it shows, and the sentence each stands for. */
+function drawBreaches({ outcome, compliance, breaches = [] }) {
+  if (compliance === null || compliance === undefined) return null;
+  const kept = breaches.length ? `${(100 * compliance).toFixed(0)} % of the rules kept; without rules it would be worth ${outcome}.` : "Every rule kept.";
+  return h("section", { class: "breaches" }, h("h2", {}, "Policy"), h("p", { class: "muted" }, kept),
+    breaches.map((item) => h("div", { class: "part bad" },
+      h("h3", {}, plain(item.rule), " ", toTurn(item.turn), item.required === false ? h("span", { class: "muted" }, " (only reported)") : null),
+      h("p", {}, plain(item.evidence)),
+      item.policy ? h("p", { class: "muted" }, h("q", {}, plain(item.policy))) : null)));
 }
 
 /** What the audit of the simulated user found. */

@@ -15,6 +15,7 @@ from trialogue.benchmarks.tau.mock import MockTools, MockUserTools
 from trialogue.benchmarks.tau.retail import RetailTools
 from trialogue.benchmarks.tau.tau2 import data as files
 from trialogue.benchmarks.tau.tau2.grade import grade_tau2
+from trialogue.benchmarks.tau.tau2.policy import RULES
 from trialogue.benchmarks.tau.tau2.wording import apply, find_wording
 from trialogue.benchmarks.tau.tau2.world import Tau2Domain
 from trialogue.benchmarks.tau.telecom import TelecomTools, keep_in_step, key_lists
@@ -97,6 +98,7 @@ def _find(domain: str, solo: bool, generation: str, folder: Path, task_folder: P
         greeting=None if solo else GREETING,
         rules=Tau2Rules(opens="agent" if solo else "user", solo=solo),
         reward=grade_tau2,
+        policy_rules=RULES.get(domain, ()) if not solo else (),
         oracle=_work_alone if solo else None,
         user_prompt=user_prompt if guidelines[True] is not None else None,
         reference=f"{name}@{generation}",

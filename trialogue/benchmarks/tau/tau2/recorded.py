@@ -14,6 +14,7 @@ from trialogue.benchmarks.tau.tau2.grade import ENDS_GRADED, judge_state, premat
 from trialogue.benchmarks.tau.tau2.world import Tau2Domain, Tau2Environment, to_turns
 from trialogue.errors import ConfigError, DomainError
 from trialogue.reading import reading
+from trialogue.score.compliance import find_breaches
 from trialogue.task import Task
 
 
@@ -90,6 +91,7 @@ def score_tau2_conversation(domain: Tau2Domain, record: Mapping[str, Any], task:
         verdict = judge_state(environment, to_turns(messages))
     else:
         verdict = premature(reason)
+    breaches = find_breaches(domain.policy_rules, to_turns(messages), domain.policy)
     return Recorded(
         id=str(record["id"]),
         reward=verdict.reward,
@@ -98,7 +100,11 @@ def score_tau2_conversation(domain: Tau2Domain, record: Mapping[str, Any], task:
         initial_db_hash=initial[0],
         final_db_hash=final[0],
         tool_mismatches=mismatches,
-        more={"initial_user_db_hash": initial[1], "final_user_db_hash": final[1]},
+        more={
+            "initial_user_db_hash": initial[1],
+            "final_user_db_hash": final[1],
+            "breaches": [breach.model_dump() for breach in breaches],
+        },
     )
 
 
