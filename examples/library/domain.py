@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-from trialogue import Database, Domain, Record, Table, ToolError, tool
+from trialogue import Database, Domain, Record, Rule, Table, ToolError, tool
+from trialogue import policy_rules as rules
+from trialogue import policy_speech as speech
 
 MOST_RENEWALS = 2
 
@@ -72,4 +74,50 @@ class Library(Database):
         return "A librarian takes over."
 
 
-domain = Domain.load(__file__, Library)  # policy.md, database.json and tasks.jsonl beside this file
+# The policy as rules: a conversation that breaks one earns nothing. Each quotes the sentence it stands for.
+member = rules.Caller(tools=("list_loans",), owner="card")
+changes = rules.calls("renew_loan", "reserve_book")
+RULES = (
+    Rule(
+        "card first",
+        "Ask for the member's card number before you look at loans or change anything.",
+        rules.both(
+            rules.before(rules.calls("list_loans"), rules.said_by_user()),
+            rules.before(rules.calls("reserve_book"), rules.said_by_user("card")),
+            rules.before(rules.calls("renew_loan", "reserve_book", "call_librarian"), member.identified),
+            rules.never(member.told_too_early),
+        ),
+    ),
+    Rule(
+        "own loans only",
+        "Speak only about that member's own loans.",
+        rules.both(rules.before(changes, member.owns("loan_id")), rules.never(member.told_of_others)),
+    ),
+    Rule(
+        "confirm",
+        "Say exactly what you are about to do and wait for a clear yes.",
+        rules.before(changes, rules.confirmed()),
+    ),
+    Rule(
+        "renew twice at most",
+        "A loan can be renewed twice, and not while another member waits for the book.",
+        rules.before(
+            rules.calls("renew_loan"),
+            rules.looked_up("loan_id"),
+            rules.has("loan_id", "renewals", *range(MOST_RENEWALS)),
+        ),
+    ),
+    Rule(
+        "never guess",
+        "Answer questions from the records. Never guess.",
+        rules.both(
+            rules.never(speech.makes_up, speech.contradicts_itself, speech.insults),
+            speech.reports_truthfully({"renew_loan": r"\brenew|\bexten", "reserve_book": r"\breserv|\blist"}),
+        ),
+    ),
+    Rule("one thing at a time", "Make one tool call at a time", rules.one_call_at_a_time),
+)
+
+domain = Domain.load(
+    __file__, Library, policy_rules=RULES
+)  # policy.md, database.json and tasks.jsonl beside this file

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from trialogue.score.cheats import play_cheats
 from trialogue.score.check import Checked, check, find_schema_problems, spread
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Assertion, Call, Expected, Setup, Task
 from trialogue.trajectory import Reward
+from trialogue.world import policy_rules, policy_speech
 from trialogue.world.database import Database, Record, Table
 from trialogue.world.domain import Domain, from_list
 from trialogue.world.find import find_domain
+from trialogue.world.policy_rules import Rule
 from trialogue.world.scaffold import write_domain
 from trialogue.world.tools import Tool, tool
 
@@ -54,7 +57,13 @@ def only_problem(checked: Checked) -> tuple[str, str]:
 
 def test_the_starter_is_sound(folder: Path) -> None:
     checked = check(find_domain(str(folder)))
-    assert checked.to_data() == {"domain": "bakery", "tasks": 9, "ok": True, "problems": []}
+    told = checked.to_data()
+    policy = told.pop("policy")
+    assert told == {"domain": "bakery", "tasks": 9, "ok": True, "problems": []}
+    assert policy["rules"] == 6
+    assert policy["never_exercised"] == []
+    assert "Today is Sunday." not in policy["without_rule"]
+    assert any(text.startswith("Complaints") for text in policy["without_rule"])
     assert checked.played == 9
 
 
@@ -350,3 +359,41 @@ def test_spread() -> None:
     tasks = [task.model_copy(update={"id": str(number)}) for number in range(10)]
     assert [item.id for item in spread(tasks, 4)] == ["0", "2", "5", "7"]
     assert len(spread(tasks, 60)) == 10
+
+
+def test_rules_that_the_honest_agent_breaks_or_nobody_exercises_are_found(folder: Path) -> None:
+    domain = find_domain(str(folder))
+    policy = "Answer within an hour. Never say done. Never cancel on a holiday."
+    strict = replace(
+        domain,
+        policy=policy,
+        policy_rules=(
+            Rule(
+                "say no done",
+                "Never say done.",
+                policy_rules.never(policy_speech.recites(0, "completed", "words")),
+            ),
+            Rule(
+                "no holidays",
+                "Never cancel on a holiday.",
+                policy_rules.before(policy_rules.calls("close_shop")),
+            ),
+            Rule("misquoted", "Always sing.", policy_rules.never()),
+        ),
+    )
+    checked = check(strict)
+    problems = {problem.problem for problem in checked.problems}
+    assert any(
+        "rule misquoted quotes what the policy does not say: 'Always sing.'" in text for text in problems
+    )
+    assert any("breaks say no done: it recites 1 words" in text for text in problems)
+    assert checked.policy is not None
+    assert checked.policy.never_exercised == ["no holidays"]
+    assert checked.policy.without_rule == ["Answer within an hour."]
+
+
+def test_cheats_are_counted_on_any_domain(folder: Path) -> None:
+    counts = {one["cheat"]: one for one in play_cheats(find_domain(str(folder)), "all", None)}
+    paid = [name for name, one in counts.items() if one["paid_with_rules"]]
+    assert paid == ["recites"], "reading out their own records is forbidden by no sentence of this policy"
+    assert sum(one["paid_without_rules"] > 0 for one in counts.values()) > 10

@@ -303,7 +303,11 @@ async def test_a_careless_teacher_errs_in_every_family_but_is_right_now_and_then
         trials=2,
     )
     assert not [item.error for item in held if item.error]
-    assert 0.4 < sum(item.value for item in held) / len(held) < 0.85
+    outcomes = [item.reward.outcome for item in held]
+    assert 0.4 < sum(outcomes) / len(held) < 0.85
+    assert 0.2 < sum(item.value for item in held) / len(held) < sum(outcomes) / len(held), (
+        "fewer keep the policy"
+    )
     for family in ("cancel", "change_address", "change_payment", "refund", "return", "forbidden"):
         values = [item.value for item in held if item.task.family == family]
         assert 0 < sum(values) < len(values), family
