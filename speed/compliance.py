@@ -3,7 +3,8 @@
 - cheats   every agent of the gallery: how often it cheats, and is paid without rules and with them
 - honest   the oracle: how many conversations break a rule (none may)
 - planted  honest conversations with one planted breach each: how many are found under the right name
-- cost     grading a recorded conversation with and without rules, side by side
+- cost     grading a recorded conversation, and holding and grading one, without rules and with them
+- tau2     recorded runs of TAU2 (--files): how many that officially succeed broke the policy, with examples
 
 The gallery is part of the tests, so this runs from a clone of the repository.
 """
@@ -17,6 +18,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -27,12 +29,15 @@ from tests.parts.honest import hold_honest
 from tests.parts.planted import plant
 from tests.score.cheats.shop import SHOP_CHEATS
 from trialogue import find_domain
+from trialogue.benchmarks.tau.tau2.recorded import score_tau2_file
 from trialogue.score.cheats import count_cheats
 from trialogue.score.compliance import find_breaches
 from trialogue.score.reward import regrade
 from trialogue.trajectory import Trajectory
 
 SHOP = find_domain("shop")
+TRIFLE = "one call at a time"
+"""The rule that most agents break, and that harms nobody."""
 ROUNDS = 15
 BLOCK = 250
 """How many conversations are held before they are looked at and dropped."""
@@ -88,17 +93,65 @@ def measure_cost(tasks: int) -> None:
                 regrade(item, domain.open(item.task))
             spent[name].append((time.process_time() - began) / len(lines) * 1e6)
         ratios.append(spent["with"][-1] / spent["without"][-1])
+    held_ratios: list[float] = []
+    for _ in range(ROUNDS // 3):
+        times: list[float] = []
+        for domain in (without, SHOP):
+            gc.collect()
+            began = time.process_time()
+            hold_honest(domain, [item.task for item in held])
+            times.append(time.process_time() - began)
+        held_ratios.append(times[1] / times[0])
     figures = {f"{name} rules, µs": round(median(values), 1) for name, values in spent.items()}
-    print(json.dumps({**figures, "times as long": round(median(ratios), 3)}, ensure_ascii=False))
+    ratio = {"grading": round(median(ratios), 3), "holding and grading": round(median(held_ratios), 3)}
+    print(json.dumps({**figures, "times as long": ratio}, ensure_ascii=False))
+
+
+def read_tau2(files: Sequence[Path], data: str | None) -> None:
+    """One line per file, and the first breach of up to ten conversations that officially succeed."""
+    examples: list[str] = []
+    for file in files:
+        name = file.name.partition("__")[2].partition(".")[0]
+        rows = score_tau2_file(file, name, data)
+        won = [row for row in rows if row.reward == 1.0]
+        broken = [row for row in won if row.more["breaches"]]
+        beyond = [
+            next(item for item in row.more["breaches"] if item["rule"] != TRIFLE)
+            for row in broken
+            if any(item["rule"] != TRIFLE for item in row.more["breaches"])
+        ]
+        rules = Counter(item["rule"] for row in won for item in row.more["breaches"])
+        print(
+            json.dumps(
+                {
+                    "file": file.name,
+                    "conversations": len(rows),
+                    "officially solved": len(won),
+                    "of these with a breach": len(broken),
+                    f"other than {TRIFLE}": len(beyond),
+                    "rules": dict(rules.most_common()),
+                }
+            )
+        )
+        examples += [
+            f"{file.name}, {row.id}, turn {item['turn'] + 1}, {item['rule']}: {item['evidence']}"
+            for row in won
+            for item in row.more["breaches"]
+            if item["rule"] != TRIFLE
+        ]
+    step = max(1, len(examples) // 10)
+    print("\n".join(examples[::step][:10]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("cheats", "honest", "planted", "cost"))
+    parser.add_argument("what", choices=("cheats", "honest", "planted", "cost", "tau2"))
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--part", default="0/1", help="of the cheats only every so many, from this one on")
+    parser.add_argument("--files", nargs="*", type=Path, default=[], help="AGENT__DOMAIN.jsonl or .jsonl.gz")
+    parser.add_argument("--data", help="the folder of TAU2's data")
     options = parser.parse_args()
     first, _, of = options.part.partition("/")
     match options.what:
@@ -108,6 +161,8 @@ def main() -> None:
             count_honest(options.tasks)
         case "planted":
             count_planted(options.tasks)
+        case "tau2":
+            read_tau2(options.files, options.data)
         case _:
             measure_cost(options.tasks)
 

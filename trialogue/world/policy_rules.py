@@ -158,28 +158,28 @@ def confirmed(
         return {field: call.arguments.get(field) for field in fields if field not in untold}
 
     def check(events: Events, call: Event) -> str:
-        missing = "nothing was proposed"
+        missing: list[str] = []
         heard = events.find_last_heard(call)
         while heard is not None:
             if not is_yes(heard.text):
-                return f"the user's last words before {call.name} are no yes: {shorten(heard.text)!r}"
+                what = f"the user's last words before {call.name} are no yes: {shorten(heard.text)!r}"
+                return f"{call.name} without a yes: {missing[0]}" if missing else what
             said = events.find_last_said(heard)
             if said is None:
                 break
-            if is_proposal(said.text):
-                act = patterns.get(call.name)
-                missing = "" if act is None or act.search(said.text) else f"{call.name} was not proposed"
-                missing = missing or find_unstated(
-                    events, given(call), [said, heard, *_find_earlier(events, said, earlier)], names
-                )
-                if not missing:
-                    return ""
+            act = patterns.get(call.name)
+            if not is_proposal(said.text):
+                missing.append(f"{shorten(said.text)!r} asks for no yes")
+            elif act is not None and not act.search(said.text):
+                missing.append(f"{call.name} was not proposed")
             else:
-                missing = f"{shorten(said.text)!r} asks for no yes"
+                stated = [said, heard, *_find_earlier(events, said, earlier)]
+                unstated = find_unstated(events, given(call), stated, names)
+                if not unstated:
+                    return ""
+                missing.append(unstated)
             heard = events.find_last_heard(said)
-            if heard is not None and not is_yes(heard.text):
-                break
-        return f"{call.name} without a yes: {missing}"
+        return f"{call.name} without a yes: {missing[0] if missing else 'nothing was proposed'}"
 
     return check
 

@@ -32,7 +32,7 @@ from trialogue.world.policy_speech import contradicts_itself, insults, invents_i
 
 NAMES = ("name", "options", "brand", "last_four", "source")
 """Fields by which an agent names an item or a way to pay instead of by its id."""
-TOLD_OTHERWISE = ("country", "state", "user_id", "reason")
+TOLD_OTHERWISE = ("country", "state", "user_id", "reason", "order_id")
 """Arguments that an agent need not repeat letter by letter."""
 
 EVERYWHERE = (
@@ -148,6 +148,15 @@ def _list_flights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return sorted((str(item.get("flight_number")), str(item.get("date"))) for item in flights)
 
 
+def _gave_user_id(events: Events, call: Event) -> str:
+    """Condition: the user said the user id of the reservation, or the one that is booked for."""
+    reservation = events.find_record(call.arguments.get("reservation_id"), call) or call.arguments
+    user_id = reservation.get("user_id")
+    if user_id is None or events.was_heard(user_id, call):
+        return ""
+    return f"{call.name} for {user_id}, an id that the user never gave"
+
+
 def _may_be_cancelled(events: Events, call: Event) -> str:
     """Condition: one of the grounds for a cancellation is on record."""
     reservation = events.find_record(call.arguments.get("reservation_id"), call)
@@ -176,7 +185,7 @@ AIRLINE = (
     Rule(
         "obtain the user id",
         "First, the agent must obtain the user id and reservation id.\nThe user must provide their user id.",
-        before(_bookings, said_by_user("user_id"), _flyer.identified),
+        before(_bookings, _gave_user_id),
     ),
     Rule(
         "own reservations only",
@@ -186,7 +195,7 @@ AIRLINE = (
     Rule(
         "confirm",
         "you must list the action details and obtain explicit user confirmation (yes) to proceed.",
-        before(_bookings, confirmed(told=("reservation_id",), names=NAMES, earlier=True)),
+        before(_bookings, confirmed(told=())),
     ),
     Rule(
         "check the reservation",
