@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trialogue.benchmarks.folder import read_lines
+from trialogue.benchmarks.folder import read_json_lines
 from trialogue.benchmarks.tau import tau2
 from trialogue.benchmarks.tau.tau2.recorded import score_tau2_file
 from trialogue.benchmarks.tau.tau2.world import to_turns
@@ -100,7 +100,7 @@ def test_no_rule_of_a_benchmark_is_required(name: str, data: Path) -> None:
 def test_planted_breaches_are_found_in_recorded_conversations(data: Path) -> None:
     domain = tau2.find("retail", str(data))
     planted = dict.fromkeys(CHEATS, 0)
-    for record in read_lines(data / "tau2-golden" / f"{RUN}.jsonl.gz"):
+    for record in read_json_lines(data / "tau2-golden" / f"{RUN}.jsonl.gz"):
         turns = to_turns(record["messages"])
         broken = name_rules(domain, turns)
         for rule, cheat in CHEATS.items():
@@ -113,7 +113,7 @@ def test_planted_breaches_are_found_in_recorded_conversations(data: Path) -> Non
 def test_breaches_stand_beside_the_official_grade(data: Path) -> None:
     path = data / "tau2-golden" / f"{RUN}.jsonl.gz"
     rows = score_tau2_file(path, "retail", str(data))
-    official = [record["expected"]["reward"] for record in read_lines(path)]
+    official = [record["expected"]["reward"] for record in read_json_lines(path)]
     assert [row.reward for row in rows] == official
     broken = [row for row in rows if row.reward == 1.0 and row.more["breaches"]]
     assert len(broken) == 21
