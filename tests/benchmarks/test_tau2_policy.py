@@ -24,11 +24,12 @@ def name_rules(domain: Domain, turns: list[Turn]) -> set[str]:
 
 
 def find_write(turns: list[Turn]) -> int:
-    """Place of the first message that calls a tool which changes something."""
+    """Place of the first message with a call that changes something and is not refused."""
+    refused = {turn.message.tool_call_id for turn in turns if turn.failed}
     places = [
         place
         for place, turn in enumerate(turns)
-        if turn.message.tool_calls and turn.message.tool_calls[0].name.startswith(WRITES)
+        if any(call.name.startswith(WRITES) and call.id not in refused for call in turn.message.tool_calls)
     ]
     return places[0] if places else -1
 

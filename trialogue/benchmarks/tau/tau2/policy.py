@@ -60,11 +60,12 @@ EVERYWHERE = (
 # -- retail ------------------------------------------------------------------------------------------------
 
 _buyer = Caller(("find_user_id_by_email", "find_user_id_by_name_zip"), owner="user_id")
-_orders = calls(
+_ON_ORDERS = (
     *("cancel_pending_order", "modify_pending_order_address", "modify_pending_order_items"),
     *("modify_pending_order_payment", "return_delivered_order_items", "exchange_delivered_order_items"),
 )
-_profile = calls("modify_user_address")
+_orders = calls(*_ON_ORDERS)
+_updates = calls(*_ON_ORDERS, "modify_user_address")
 AUTHENTICATE = (
     "At the beginning of the conversation, you have to authenticate the user identity by locating their user "
     "id via email, or via name + zip code."
@@ -73,7 +74,7 @@ RETAIL = (
     Rule(
         "authenticate",
         AUTHENTICATE,
-        both(before(_orders, _buyer.identified), before(_profile, _buyer.identified)),
+        before(_updates, _buyer.identified),
     ),
     Rule("authenticate by what the user says", AUTHENTICATE, before(calls(*_buyer.tools), said_by_user())),
     Rule(
@@ -89,7 +90,7 @@ RETAIL = (
     Rule(
         "confirm",
         "you must list the action details and obtain explicit user confirmation (yes) to proceed.",
-        before(_orders, confirmed(names=NAMES, untold=TOLD_OTHERWISE, earlier=True)),
+        before(_updates, confirmed(names=NAMES, untold=TOLD_OTHERWISE, earlier=True)),
     ),
     Rule(
         "check the order",
