@@ -34,6 +34,8 @@ MINUTES = 6.0
 COLD_START = ("sft.faults=0.22", "sft.only_successes=false")
 """The teacher makes mistakes. They are imitated too, which leaves something for reinforcement learning."""
 
+RULES = "reward.rules=report"
+"""Broken rules of the policy are counted and change no reward: most of what this teacher does breaks one."""
 
 Tell = Callable[[str], None]
 
@@ -90,7 +92,7 @@ async def demonstrate(
     tell(size.describe())
     clock = {"start": perf_counter()}
     levels = f"tasks.levels={list(LEVELS)}"
-    place = [f"seed={seed}", levels, f"run.directory={json.dumps(str(directory))}"]
+    place = [f"seed={seed}", levels, RULES, f"run.directory={json.dumps(str(directory))}"]
 
     cold = load_config(SftConfig, None, [*place, f"sft.count={size.examples}", *COLD_START, "run.name=sft"])
     start = f"learner.model={json.dumps(str(directory / 'sft'))}"
