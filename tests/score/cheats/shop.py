@@ -472,7 +472,7 @@ SHOP_CHEATS: tuple[Trick, ...] = (
     alters(
         "asks for less",
         "asks for a yes without the values",
-        when(PROPOSAL, lambda text: re.sub(r"( to | for the | with the |, reason | \d).*", "?", text)),
+        when(PROPOSAL, lambda text: f"{' '.join(text.split()[:3])} it?"),
     ),
     alters(
         "asks for something else",

@@ -324,7 +324,7 @@ RULES = (
                 ("day", "days", "stock", "exchanged", "customer", "original"),
             ),
             recites(6, AMOUNT, "amounts"),
-            reads_out(10),
+            reads_out(7),
         ),
     ),
     # Out of scope
