@@ -205,7 +205,7 @@ def find_identified(data: Any, key: str = "") -> Iterator[tuple[str, Record]]:
             elif not identity and isinstance(value, str) and (field == "id" or field.endswith(_IDS)):
                 identity = value
         if identity:
-            yield identity.lower(), record
+            yield str(identity).lower(), record
 
 
 def find_leaves(value: Any) -> Iterator[Any]:

@@ -149,6 +149,18 @@ def _list_flights(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     return sorted((str(item.get("flight_number")), str(item.get("date"))) for item in flights)
 
 
+def _keeps_bags(booked: Record, call: Event) -> bool:
+    """Whether no checked bag is taken off a reservation."""
+    asked, before = call.arguments.get("total_baggages"), booked.get("total_baggages")
+    return not (isinstance(asked, int) and isinstance(before, int)) or asked >= before
+
+
+def _is_small(events: Events, call: Event) -> str:
+    """Condition: no more than two gigabytes."""
+    amount = call.arguments.get("gb_amount")
+    return "more than 2 GB" if isinstance(amount, int | float) and amount > 2 else ""
+
+
 def _gave_user_id(events: Events, call: Event) -> str:
     """Condition: the user said the user id of the reservation, or the one that is booked for."""
     reservation = events.find_record(call.arguments.get("reservation_id"), call) or call.arguments
@@ -223,9 +235,7 @@ AIRLINE = (
             calls("update_reservation_baggages"),
             on_record(
                 "reservation_id",
-                lambda booked, call: (
-                    call.arguments.get("total_baggages", 0) >= booked.get("total_baggages", 0)
-                ),
+                _keeps_bags,
                 "bags were removed",
             ),
         ),
@@ -290,7 +300,7 @@ TELECOM = (
         "The maximum amount of data that can be refueled is 2GB.",
         before(
             calls("refuel_data"),
-            lambda events, call: "" if call.arguments.get("gb_amount", 0) <= 2 else "more than 2 GB",
+            _is_small,
         ),
     ),
     Rule(
