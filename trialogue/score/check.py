@@ -118,7 +118,7 @@ def check(domain: Domain, split: str | None = None, count: int | None = None, se
         for identity, problem in asyncio.run(find_lost(domain, played, seed, usage)) if played else ():
             note(identity, problem)
     if domain.policy_rules:
-        for problem in find_misquoted(domain.policy, domain.policy_rules):
+        for problem in find_misquoted(domain.policy, domain.policy_rules) if domain.policy.strip() else ():
             note("", problem)
         checked.policy = check_policy(domain, usage)
     if _fingerprint(domain) != before:
