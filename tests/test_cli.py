@@ -366,7 +366,10 @@ def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
     call = {"tool_calls": [{"name": "cancel_order", "arguments": {"order_id": "A108"}}]}
     script.write_text(json.dumps(call) + '\n"Your order has been cancelled."\n')
     words = ["eval", "bakery", "--agent", "scripted:script.jsonl", "--tasks", "1"]
-    assert ask(folder, *words)["reward"] == 1
+    assert ask(folder, *words, "reward.rules=off")["reward"] == 1
+    asked = ask(folder, *words)
+    assert (asked["reward"], asked["outcome"], asked["compliant"]) == (0, 1, 0), "nobody was asked for a yes"
+    assert set(asked["breaches"]) == {"identity first", "confirm"}
     done = run(folder, "eval", "bakery", "--agent", "human", "run.name=left")
     assert done.returncode == 130
     assert "trialogue eval --resume runs/left --trust" in done.stderr
