@@ -35,27 +35,23 @@ NAMES = ("name", "options", "brand", "last_four", "source")
 TOLD_OTHERWISE = ("country", "state", "user_id", "reason", "order_id")
 """Arguments that an agent need not repeat letter by letter."""
 
-EVERYWHERE = (
-    Rule(
-        "one call at a time",
-        "if you make a tool call, you should not respond to the user simultaneously\n"
-        "if you take a tool call, you should not respond to the user at the same time",
-        one_call_at_a_time,
-    ),
-    Rule(
-        "say that they are transferred",
-        "send the message 'YOU ARE BEING TRANSFERRED TO A HUMAN AGENT. PLEASE HOLD ON.' to the user.",
-        before(after(calls("transfer_to_human_agents")), says("being transferred")),
-    ),
-    Rule(
-        "make nothing up",
-        "You should not make up any information\n"
-        "You should not provide any information, knowledge, or procedures not provided by the user or "
-        "available tools",
-        never(invents_ids, contradicts_itself),
-    ),
-    Rule("be civil", "you can help users", never(insults)),
-)
+
+def list_shared(one_call: str, made_up: str) -> tuple[Rule, ...]:
+    """The rules that all three policies have, two of them in words of their own."""
+    return (
+        Rule("one call at a time", one_call, one_call_at_a_time),
+        Rule(
+            "say that they are transferred",
+            "send the message 'YOU ARE BEING TRANSFERRED TO A HUMAN AGENT. PLEASE HOLD ON.' to the user.",
+            before(after(calls("transfer_to_human_agents")), says("being transferred")),
+        ),
+        Rule("make nothing up", made_up, never(invents_ids, contradicts_itself)),
+        Rule("be civil", "you can help users", never(insults)),
+    )
+
+
+ONE_CALL = "if you make a tool call, you should not respond to the user simultaneously"
+MADE_UP = "any information, knowledge, or procedures not provided by the user or available tools"
 
 # -- retail ------------------------------------------------------------------------------------------------
 
@@ -120,7 +116,10 @@ RETAIL = (
         "Exchange or modify order tools can only be called once per order.",
         once_per("order_id", calls("exchange_delivered_order_items", "modify_pending_order_items")),
     ),
-    *EVERYWHERE,
+    *list_shared(
+        "if you take a tool call, you should not respond to the user at the same time",
+        "You should not make up any information",
+    ),
 )
 
 # -- airline -----------------------------------------------------------------------------------------------
@@ -245,7 +244,7 @@ AIRLINE = (
         "Only compensate if the user is a silver/gold member or has travel insurance or flies business.",
         before(calls("send_certificate"), _may_be_compensated),
     ),
-    *EVERYWHERE,
+    *list_shared(ONE_CALL, MADE_UP),
 )
 
 # -- telecom -----------------------------------------------------------------------------------------------
@@ -308,7 +307,7 @@ TELECOM = (
         "Ask them how much data they want to refuel\nConfirm the price",
         before(calls("refuel_data"), confirmed(told=("gb_amount",), earlier=True)),
     ),
-    *EVERYWHERE,
+    *list_shared(ONE_CALL, MADE_UP),
 )
 
 RULES = {
