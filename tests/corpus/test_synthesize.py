@@ -158,6 +158,7 @@ async def test_a_careless_teacher_is_weeded_out(tmp_path: Path) -> None:
         "agent.model=gold",
         "synthesize.count=3",
         "tasks.split=all",
+        "reward.rules=off",  # else its reward is 0 already
     )
     result = await synthesize(config)
     rejected = read(tmp_path / "gold" / "rejected.jsonl")
