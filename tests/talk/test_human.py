@@ -98,6 +98,8 @@ def test_a_person_is_the_agent(start) -> None:
     child.expect_exact("↳ Error: orders has no 'A999'")
     terminal.type("agent", "/help")
     child.expect_exact("/quit")
+    terminal.type("agent", "Shall I cancel order A108?")
+    child.expect("USER .*Yes")
     terminal.type("agent", "cancel_order order_id=A108")
     child.expect_exact('"status":"cancelled"')
     terminal.type("agent", "Your order has been cancelled.")
@@ -131,7 +133,7 @@ def test_a_person_is_the_user(start) -> None:
     child.expect_exact("AGENT It is done.")
     assert "USER" not in child.before  # what one typed is not shown again
     terminal.type("user", "Thank you. ###STOP###")
-    child.expect_exact("reward 1.00")
+    child.expect_exact("reward 0.00")  # the gold agent asks nobody
     assert terminal.end() == 0
 
 
