@@ -213,6 +213,20 @@ def find_identity(record: dict[str, Any]) -> str | None:
     return None
 
 
+def is_permitted(value: Any, schema: Any) -> bool:
+    """Whether a value needs no source: a boolean, null, one of a list, or the default."""
+    if value is None or isinstance(value, bool):
+        return True
+    if not isinstance(schema, dict):
+        return False
+    schema = cast("dict[str, Any]", schema)
+    if value in schema.get("enum", ()) or value == schema.get("const") or value == schema.get("default"):
+        return True
+    inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())]
+    inner += cast("dict[str, Any]", schema.get("properties", {})).values()
+    return any(is_permitted(value, part) for part in inner if isinstance(part, dict))
+
+
 def _is_name(text: str) -> bool:
     """Whether every word begins with a capital or a digit: a name or address is right or wrong as a whole."""
     words = text.split()
