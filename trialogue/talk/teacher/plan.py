@@ -40,8 +40,11 @@ class Step:
 class Planner:
     """Decides what is missing, from what is known."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, is_strict: bool = True) -> None:
+        """With `is_strict` a value from a tool has to be told apart from others of its kind. Where the user's facts
+        are not listed, nothing can tell it, and it is enough that a tool has shown it."""
         self.environment = environment
+        self.is_strict = is_strict
         self.knowledge = Knowledge(environment)
         self.search = Search(environment, self.knowledge, {}, set())
         self.facts: Mapping[str, Fact] = {}
@@ -154,6 +157,8 @@ class Planner:
             return True
         if self.knowledge.is_determined(leaf, given):
             return True
+        if not self.is_strict and self._is_in_sight(leaf):
+            return True
         if fact is not None:
             return False
         return is_permitted(leaf, schema) or (name in FREE_TEXT and isinstance(leaf, str))
@@ -185,8 +190,12 @@ class Planner:
         def shows(result: str) -> bool:
             return self._shows(text, result)
 
+        in_sight = bool(knowledge.find_leaves(lambda value: value == text))
+
         def determines(result: str) -> bool:
-            return shows(result) and knowledge.preview(result).is_determined(leaf, meant)
+            if not (in_sight or shows(result)):
+                return False
+            return not self.is_strict or knowledge.preview(result).is_determined(leaf, meant)
 
         path = self.search.find_path(determines, asks=False)
         if path is not None:
@@ -201,10 +210,11 @@ class Planner:
                 if each and each not in self.search.told and not self.is_key(str(self.facts[each].value))
             ]
             return Step("ask", tuple(dict.fromkeys([fact, *names])))
-        path = self.search.find_path(determines)
-        if path is not None:
+        telling = self.find_telling()
+        path = None if telling and knowledge.is_determined(leaf, meant) else self.search.find_path(determines)
+        if path is not None and (path.asks or telling is None):
             return self._first(path)
-        if (telling := self.find_telling()) is not None:
+        if telling is not None:
             return Step("ask", (telling,))
         if self._is_in_sight(leaf):
             return None
@@ -243,7 +253,7 @@ class Planner:
         for parameter, value in arguments.items():
             if isinstance(value, str) and len(arguments) == 1 and not self.knowledge.is_determined(value):
                 for sibling in self.knowledge.find_siblings(value):
-                    tried = {parameter: sibling}
+                    tried = {parameter: str(sibling)}
                     if canonical([name, tried]) not in self.search.made:
                         return Step("look", call=Call(name=name, arguments=tried))
         return Step("look", call=Call(name=name, arguments=arguments))
@@ -315,6 +325,22 @@ class Planner:
             if name != KEY
         }
 
+    def find_obstacle(self) -> list[tuple[str, str]]:
+        """The field of the present record that the policy speaks of, such as its status."""
+        choices = {
+            (name, str(value).lower())
+            for schema in type(self.environment.database).schemas().values()
+            for name, shape in schema.get("properties", {}).items()
+            for value in shape.get("enum", ())
+        }
+        policy = f" {' '.join(to_pieces(self.environment.policy))} "
+        return [
+            (name, value)
+            for name, values in self.find_around().items()
+            for value in values
+            if (name, value) in choices and f" {' '.join(to_pieces(value))} " in policy
+        ][:1]
+
     def find_name(self, key: str) -> str | None:
         """What a record is called besides its key."""
         text = to_text(key)
@@ -342,7 +368,7 @@ class Planner:
             found = [
                 value for seen in read_records(result) for values in seen.fields.values() for value in values
             ]
-            fit = [value for value in found if is_meant(to_text(value))]
+            fit = [*leaves, *(value for value in found if is_meant(to_text(value)))]
             preview = knowledge.preview(result) if fit else knowledge
             return any(preview.is_determined(value) for value in fit)
 

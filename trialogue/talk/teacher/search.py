@@ -26,7 +26,7 @@ LOOKS = re.compile(
     r"^(?:find|get|list|look|search|read|show|check|verify|identify|calculate)(?:_|$)", re.IGNORECASE
 )
 """Tools that look something up: what they leave behind is nothing a user has to agree to."""
-MOST_TRIED = 1500
+MOST_TRIED = 600
 """Calls tried for one value."""
 DEPTH = 4
 """Calls in a row that one value may take."""
@@ -42,8 +42,18 @@ class Asked(tuple[str, dict[str, Any]]):
     """A call: the tool's name and its arguments."""
 
 
+_NO_SOURCE = re.compile(r"^(?:calculate|think|reason|plan)(?:_|$)", re.IGNORECASE)
+"""Tools that show nothing but what they were given."""
+
+
 def is_lookup(tool: Tool) -> bool:
+    """Whether a tool may be called without asking the user."""
     return not tool.ends and (not tool.writes or LOOKS.search(tool.name) is not None)
+
+
+def is_source(tool: Tool) -> bool:
+    """Whether a tool shows records and leaves everything as it is."""
+    return not tool.ends and not tool.writes and not _NO_SOURCE.search(tool.name)
 
 
 def is_change(tool: Tool) -> bool:
@@ -156,7 +166,7 @@ class Search:
 
     def _find(self, goal: Callable[[str], bool], may_ask: bool, depth: int) -> Path | None:
         pool = self.list_candidates(may_ask)
-        tools = [tool for tool in self.environment.tools.values() if is_lookup(tool) and not tool.writes]
+        tools = [tool for tool in self.environment.tools.values() if is_source(tool)]
         tried: set[str] = set()
         made: list[tuple[str, dict[str, Any], list[Candidate]]] = []
         for _ in range(depth):

@@ -22,7 +22,7 @@ from trialogue.talk.teacher import words
 from trialogue.talk.teacher.knowledge import KEY, to_text
 from trialogue.talk.teacher.listener import Listener, read_agenda
 from trialogue.talk.teacher.plan import Planner, Step
-from trialogue.talk.teacher.search import is_change, is_lookup
+from trialogue.talk.teacher.search import is_change, is_lookup, to_words
 from trialogue.talk.teacher.work import Say, Work, guess_call, is_refusal, share_out
 from trialogue.task import Call, Task
 from trialogue.trajectory import Reply, Turn
@@ -33,6 +33,8 @@ T = TypeVar("T")
 Steps = Generator[Reply, tuple[str, bool], T]
 MOST_STEPS = 40
 """Questions and look-ups for one call."""
+LONGEST_RULE = 120
+"""Characters of a rule of the policy that is quoted."""
 _NO = re.compile(r"^\W*(?:no|nope|not|don't|do not|wait|stop|actually|hold on)\b", re.IGNORECASE)
 
 
@@ -55,7 +57,7 @@ class Teacher:
         self.random = Random(f"teacher/{task.id}/{seed}")
         agenda = read_agenda(task)
         self.listener = Listener(agenda)
-        self.planner = Planner(environment)
+        self.planner = Planner(environment, is_strict="agenda" in task.meta)
         self.environment = environment
         self.first = [*_leading(task, environment.tools)]
         """Gold calls that identify the user: they come before everything else."""
@@ -310,23 +312,21 @@ class Teacher:
 
     def _describe(self, leaf: Any, value: str) -> tuple[str, str, str]:
         """Field, value and owner of a value that was looked up."""
-        text = to_text(leaf)
-        for seen in reversed(self.planner.knowledge.records):
+        text, asked = to_text(leaf), f"{' '.join(self.listener.wish.says)} {self.listener.wish.about}".lower()
+        best: tuple[int, str, str] = -1, "", ""
+        for seen in self.planner.knowledge.records:
             for name, values in seen.fields.items():
-                if any(to_text(item) == text for item in values) and self.planner.knowledge.is_determined(
-                    leaf
-                ):
-                    identity = seen.identity
-                    owner = next(
-                        (
-                            (f"{words.to_noun(key)} {items[0]}" if key != KEY else str(items[0]))
-                            for key, items in seen.fields.items()
-                            if identity is not None and to_text(items[0]) == identity and key != name
-                        ),
-                        "",
-                    )
-                    return ("" if name == KEY else name), value, owner
-        return "", value, ""
+                fit = any(word[:4] in asked for word in to_words(name)) + (name in asked)
+                if fit < best[0] or not any(to_text(item) == text for item in values):
+                    continue
+                key = seen.identity
+                named = [
+                    str(items[0]) if each == KEY else f"{words.to_noun(each)} {items[0]}"
+                    for each, items in seen.fields.items()
+                    if key is not None and to_text(items[0]) == key and each != name
+                ]
+                best = fit, "" if name == KEY else name, named[0] if named else ""
+        return best[1], value, best[2]
 
     def _refuse(self, work: Work) -> Steps[None]:
         call = guess_call(work.wish, self.environment)
@@ -342,7 +342,7 @@ class Teacher:
             acts = ["do that"]
         texts = [*words.list_refusals(acts[0], self.random)]
         others = sum(other.kind == "refuse" and other is not work for other in self.works.values())
-        why = yield from self._find_reasons(reasons, bool(others))
+        why = self._find_reasons(reasons, bool(others))
         drafts = [f"{text} {why}".strip() for text in texts]
         whole = [
             " ".join(
@@ -378,10 +378,12 @@ class Teacher:
                         break
                     yield from self._call(step.call)
 
-    def _find_reasons(self, says: Sequence[Say], is_shared: bool) -> Steps[str]:
+    def _find_reasons(self, says: Sequence[Say], is_shared: bool) -> str:
         """Why it cannot be done: a fact of the record, or the rule of the policy."""
         found: list[str] = []
         around = self.planner.find_around()
+        if not says and not is_shared:
+            found += [words.state(*each) for each in self.planner.find_obstacle()]
         for say in says:
             fact = next((wording for wording in say if find_in(wording, around)), None)
             clause = find_clause(say, self.environment.policy)
@@ -389,11 +391,11 @@ class Teacher:
                 field = next(
                     (name for name, values in around.items() if find_said((fact,), " ".join(values))), ""
                 )
-                found.append(f"The {words.to_phrase(field)} is {fact}." if field else f"It is {fact}.")
+                found.append(words.state(field, fact))
             elif clause:
                 found.append(f"Our rule is: {clause}.")
             elif not is_shared:
-                found += (yield from self._find_statement(say))[:1]
+                found.append(f"This is why: {say[0]}.")
         return " ".join(dict.fromkeys(found))
 
     # -- showing --------------------------------------------------------------------------------------------
@@ -481,7 +483,8 @@ def find_clause(say: Say, policy: str) -> str | None:
         for wording in say:
             if re.search(rf"(?<!\w){re.escape(wording)}", sentence, re.IGNORECASE):
                 plain = re.sub(r"[*_`#]+", "", sentence).strip(" -.:;0123456789")
-                return plain[:1].lower() + plain[1:]
+                if len(plain) < LONGEST_RULE:
+                    return plain[:1].lower() + plain[1:]
     return None
 
 

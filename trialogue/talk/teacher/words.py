@@ -326,6 +326,11 @@ def list_answers(field: str, value: str, owner: str, random: Random) -> Iterator
     yield f"Here is what I found: {value}."
 
 
+def state(field: str, value: str) -> str:
+    """A field of a record in a sentence."""
+    return f"The {to_phrase(field)} is {value}." if field else f"It is {value}."
+
+
 def list_refusals(act: str, random: Random) -> Iterator[str]:
     frames = list(_REFUSE)
     random.shuffle(frames)

@@ -73,7 +73,9 @@ def share_out(task: Task, agenda: Agenda, environment: Environment) -> list[Work
 
 
 _REFUSALS = re.compile(
-    r"\bcan ?not|\bcan't|\bnot |\bno\b|n't|\bunable|\bunfortunately|\bonly\b|sorry", re.IGNORECASE
+    r"\b(?:can ?not|can't|unable|unfortunately|sorry|won't|refus\w*|declin\w*|no longer|only $)"
+    r"|(?:\bnot|n't) (?:be )?(?:able|allowed|possible|eligible|permitted)\b",
+    re.IGNORECASE,
 )
 
 
