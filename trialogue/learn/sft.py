@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from trialogue.activity import phase
-from trialogue.config import SftConfig, TrainConfig, Training
+from trialogue.config import SftConfig, SftSettings, Synthesis, TrainConfig, Training
 from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, RunError
@@ -29,18 +30,24 @@ from trialogue.run import Run, find_files, read_about, read_ledger, read_traject
 from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
+from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render.api import Renderer, with_tokens
 from trialogue.talk.rollout import RolloutSettings, derive_seed, rollout
+from trialogue.talk.teacher.teacher import make_teacher
 from trialogue.talk.users import user_prompt
 from trialogue.task import Side, Task
-from trialogue.trajectory import Trajectory, in_order
+from trialogue.trajectory import Group, Trajectory, in_order
 from trialogue.world.domain import Domain
 
 PARQUET = ".parquet"
+HELD = ("oracle", "teacher")
+"""Examples that are held on the spot, by these agents."""
+LOG = logging.getLogger(__name__)
+FREE_TEXT = frozenset(Synthesis().free_text)
 TOLD = 256
 """The prompts are collected from this many tasks at most: there may be many examples, with equal prompts."""
 
@@ -56,7 +63,7 @@ async def sft(
     config = settle(config, "sft", resume)
     settings = config.sft
     domain, parties = open_parties(
-        to_played(config), is_played=settings.eval_tasks > 0 or settings.examples == "oracle"
+        to_played(config), is_played=settings.eval_tasks > 0 or settings.examples in HELD
     )
     with phase("choosing examples"):
         source = find_examples(domain, config)
@@ -151,18 +158,18 @@ def to_played(config: SftConfig) -> TrainConfig:
 
 
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
-    """Recorded conversations, or the tasks on which the oracle will hold some. What cannot be learned from
+    """Recorded conversations, or the tasks on which a teacher will hold some. What cannot be learned from
     is refused here, before a run directory is made."""
     path = Path(config.sft.examples)
     if path.suffix == PARQUET:
         if config.sft.side != "agent":
             raise ConfigError("a parquet file holds what the agent saw; set sft.side=agent")
         return list(read_parquet(path))
-    if config.sft.examples != "oracle":
+    if config.sft.examples not in HELD:
         found = read_examples(path)
         choose_good(found, config)
         return found
-    to_teacher(domain, config.sft.faults)
+    to_teacher(domain, config.sft)
     return domain.tasks(
         config.tasks.split,
         config.sft.count,
@@ -201,10 +208,12 @@ async def collect(
     tasks = [item for item in source if isinstance(item, Task)]
     if tasks:
         user = user or find_model(config.user, "user", domain, config.limits, config.seed)
-        teacher = to_teacher(domain, settings.faults)
+        teacher = to_teacher(domain, settings)
         play = RolloutSettings(limits=config.limits, seed=config.seed, grade=grade)
         groups = [group async for group in rollout(domain, tasks, teacher, user, play)]
         found = [item for group in in_order(groups, tasks) for item in group.trajectories]
+        if settings.examples == "teacher" or domain.oracle is None:
+            found = choose_sound(found, groups, domain)
     return choose_good(found, config)
 
 
@@ -220,15 +229,40 @@ def choose_good(found: Sequence[Trajectory], config: SftConfig) -> list[Trajecto
     return good
 
 
-def to_teacher(domain: Domain, faults: float) -> ModelSource:
-    """The oracle of the domain, perhaps with faults: imitating a perfect one leaves nothing to reinforce."""
-    oracle = domain.oracle
-    if oracle is None:
-        name = domain.reference or domain.name
+def choose_sound(found: Sequence[Trajectory], groups: Sequence[Group], domain: Domain) -> list[Trajectory]:
+    """Conversations of the teacher that earned the whole reward with arguments that each had a source."""
+    sound = [
+        item
+        for item in found
+        if item.reward is not None
+        and item.reward.value >= 1
+        and not find_ungrounded(item.turns, domain.open(item.task), FREE_TEXT)
+    ]
+    held = sum(len(group.everything) for group in groups)
+    if not sound:
+        errors = [item.error for group in groups for item in group.failed if item.error]
+        first = f": {errors[0]}" if errors else ""
         raise ConfigError(
-            f"{domain.name} has no oracle to learn from. Record its gold calls with `trialogue rollout "
-            f"{name} --agent gold --split train --trials 40 run.name=gold`, then set sft.examples=runs/gold"
+            f"the teacher solved none of {held} tasks{first}; `trialogue check "
+            f"{domain.reference or domain.name} --for-training` tells what is wrong with each"
         )
+    if len(sound) < held:
+        LOG.warning("the teacher solved %d of %d tasks; the others are left out", len(sound), held)
+    return sound
+
+
+def to_teacher(domain: Domain, settings: SftSettings) -> ModelSource:
+    """The oracle of the domain, perhaps with faults: imitating a perfect one leaves nothing to reinforce. The
+    built-in teacher where it is asked for, or where the domain has no oracle."""
+    oracle = domain.oracle
+    if settings.examples == "teacher" or oracle is None:
+        if settings.faults:
+            raise ConfigError(
+                f"{domain.name} is taught by the teacher, which makes no mistakes on purpose; leave "
+                "sft.faults out, or give the domain an oracle that takes them"
+            )
+        return make_teacher(domain)
+    faults = settings.faults
     if not faults:
         return oracle
 

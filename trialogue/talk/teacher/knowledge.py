@@ -247,7 +247,7 @@ def _walk(value: Any, key: str | None, above: Seen | None) -> Iterator[Seen]:
         ):
             fields[name] = cast("list[Any]", inner)
         elif isinstance(inner, dict | list):
-            inside.append((name, inner))
+            inside.append((name, cast("Any", inner)))
         elif inner is not None:
             fields[name] = [inner]
     fields = {name: values for name, values in fields.items() if values}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Collection
 from random import Random
 from typing import Any
 
@@ -67,9 +68,9 @@ class Listener:
         return ended or user.wish is not self.user.wish
 
 
-def derive_agenda(task: Task) -> Agenda:
+def derive_agenda(task: Task, writes: Collection[str] = ()) -> Agenda:
     """An agenda for a task that has none: its instructions are the wish, and the gold arguments found in them
-    are facts to ask for."""
+    are facts to ask for. `writes` are the tools that change something: where none is called, a question is asked."""
     facts: dict[str, Fact] = {}
     pieces = f" {' '.join(to_pieces(task.instructions))} "
     for call in task.expected.calls:
@@ -80,10 +81,19 @@ def derive_agenda(task: Task) -> Agenda:
                     continue
                 asked = " ".join(to_words(name))
                 facts.setdefault(name, Fact(value=str(leaf), asked=re.escape(asked)))
-    return Agenda(patience=50, facts=facts, wishes=(Wish(says=(task.instructions.strip() or task.id,)),))
+    answer = None
+    if task.expected.say and not any(
+        call.side == "user" or call.name in writes for call in task.expected.calls
+    ):
+        last = task.expected.say[-1]
+        answer = "|".join(
+            re.escape(text.replace(",", "")) for text in ([last] if isinstance(last, str) else last)
+        )
+    wish = Wish(says=(task.instructions.strip() or task.id,), answer=answer)
+    return Agenda(patience=50, facts=facts, wishes=(wish,))
 
 
-def read_agenda(task: Task) -> Agenda:
+def read_agenda(task: Task, writes: Collection[str] = ()) -> Agenda:
     """The agenda of a task, or one made of its instructions."""
     data: Any = task.meta.get("agenda")
-    return derive_agenda(task) if data is None else Agenda.model_validate(data)
+    return derive_agenda(task, writes) if data is None else Agenda.model_validate(data)

@@ -41,8 +41,8 @@ class Planner:
     """Decides what is missing, from what is known."""
 
     def __init__(self, environment: Environment, is_strict: bool = True) -> None:
-        """With `is_strict` a value from a tool has to be told apart from others of its kind. Where the user's facts
-        are not listed, nothing can tell it, and it is enough that a tool has shown it."""
+        """With `is_strict` a value from a tool has to be told apart from others of its kind. Where the user's
+        facts are not listed, nothing can tell it, and it is enough that a tool has shown it."""
         self.environment = environment
         self.is_strict = is_strict
         self.knowledge = Knowledge(environment)
@@ -94,8 +94,8 @@ class Planner:
         return None
 
     def find_step(self, call: Call, *, looks_up: bool = True) -> Step | None:
-        """What is to be done before a call can be made, None where it can. A record that is known is looked up
-        before anything else is asked: it may stand in the way."""
+        """What is to be done before a call can be made, None where it can. A record that is known is looked
+        up before anything else is asked: it may stand in the way."""
         tool = self.environment.tools.get(call.name)
         properties: Mapping[str, Any] = {} if tool is None else tool.parameters.get("properties", {})
         leaves = [(name, leaf) for name, value in call.arguments.items() for leaf in find_leaves(value)]

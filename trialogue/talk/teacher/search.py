@@ -35,6 +35,8 @@ _SINGLE = 80
 _SEVERAL = 8
 """Values tried for each parameter of a tool that takes several."""
 _COMBINED = 200
+_SHORT = 60
+"""Characters of a result that may be a value itself."""
 _VAGUE = {"id", "ids", "name", "number", "new", "type", "date"}
 
 
@@ -42,7 +44,7 @@ class Asked(tuple[str, dict[str, Any]]):
     """A call: the tool's name and its arguments."""
 
 
-_NO_SOURCE = re.compile(r"^(?:calculate|think|reason|plan)(?:_|$)", re.IGNORECASE)
+_NO_SOURCE = re.compile(r"^(?:calculate|think|reason|plan|transfer|send)(?:_|$)", re.IGNORECASE)
 """Tools that show nothing but what they were given."""
 
 
@@ -203,6 +205,9 @@ class Search:
             for name, values in seen.fields.items():
                 for value in values:
                     add_value(pool, value, name)
+        for text in self.knowledge.texts:
+            if len(text) < _SHORT and not text.startswith(("{", "[")):
+                add_value(pool, text, "")
         lowered = self.knowledge.words.lower()
         for text, (value, fields) in list_values(self.environment.domain, self.environment).items():
             if text in lowered and self.knowledge.names(value):
@@ -301,7 +306,7 @@ def add_result(pool: dict[str, Candidate], text: str, number: int) -> None:
     try:
         leaves = list(find_leaves(json.loads(text)))
     except (ValueError, RecursionError):
-        leaves = [text] if len(text) < 60 else []
+        leaves = [text] if len(text) < _SHORT else []
     for value in leaves:
         if value is not None and to_text(value) not in pool:
             add_value(pool, value, "", origin=number)
@@ -323,8 +328,11 @@ def list_arguments(
         choices.append(found)
     if not required:
         return
-    combined = itertools.islice(itertools.product(*choices), 4 * _COMBINED)
-    ordered = sorted(combined, key=lambda chosen: -sum(item[0] for item in chosen))[:_COMBINED]
+    combined = list(itertools.islice(itertools.product(*choices), 4 * _COMBINED))
+    combined.sort(key=lambda chosen: -sum(item[0] for item in chosen))
+    best = sum(item[0] for item in combined[0])
+    near = [chosen for chosen in combined if sum(item[0] for item in chosen) >= best - len(required)]
+    ordered = combined if len(required) == 1 else near[:_COMBINED]
     for chosen in ordered:
         values = [item[1] for item in chosen]
         if len({to_text(value) for value in values}) < len(values):

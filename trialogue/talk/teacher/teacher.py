@@ -9,7 +9,6 @@ it changes them, asks for a yes with the values of the change, and reports what 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from random import Random
@@ -17,12 +16,12 @@ from typing import Any, TypeVar
 
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import ToolCall
-from trialogue.talk.evidence import to_pieces
 from trialogue.talk.teacher import words
-from trialogue.talk.teacher.knowledge import KEY, to_text
+from trialogue.talk.teacher.answers import describe_value, find_reasons, find_said, list_shown, show_value
+from trialogue.talk.teacher.knowledge import to_text
 from trialogue.talk.teacher.listener import Listener, read_agenda
 from trialogue.talk.teacher.plan import Planner, Step
-from trialogue.talk.teacher.search import is_change, is_lookup, to_words
+from trialogue.talk.teacher.search import is_change, is_lookup
 from trialogue.talk.teacher.work import Say, Work, guess_call, is_refusal, share_out
 from trialogue.task import Call, Task
 from trialogue.trajectory import Reply, Turn
@@ -33,8 +32,6 @@ T = TypeVar("T")
 Steps = Generator[Reply, tuple[str, bool], T]
 MOST_STEPS = 40
 """Questions and look-ups for one call."""
-LONGEST_RULE = 120
-"""Characters of a rule of the policy that is quoted."""
 _NO = re.compile(r"^\W*(?:no|nope|not|don't|do not|wait|stop|actually|hold on)\b", re.IGNORECASE)
 
 
@@ -51,11 +48,13 @@ class Teacher:
             raise ConfigError(
                 f"the teacher tries calls out first, which the tools of {domain.name} do not allow"
             )
-        if not task.expected.calls and not task.expected.say:
+        expected = task.expected
+        if not expected.calls and not expected.say and not expected.nothing:
             raise Unknowable(f"task {task.id} has neither gold calls nor things to say: nothing to plan from")
         self.task = task
         self.random = Random(f"teacher/{task.id}/{seed}")
-        agenda = read_agenda(task)
+        writes = [tool.name for tool in environment.tools.values() if tool.ends or is_change(tool)]
+        agenda = read_agenda(task, writes)
         self.listener = Listener(agenda)
         self.planner = Planner(environment, is_strict="agenda" in task.meta)
         self.environment = environment
@@ -251,13 +250,13 @@ class Teacher:
         if _NO.search(heard):
             raise ModelError("the user did not agree to what the task expects", blame="user")
         for call in calls:
-            if not (yield from self._call(call)):
+            if not (yield from self._call(call)) and self.environment.domain.reward is None:
                 raise ModelError(f"a gold call was refused: {call.name}", blame="tool")
         return list(calls)
 
     def _request(self, call: Call) -> Steps[None]:
         tool = self.environment.user_tools[call.name]
-        shown = [(name, self._show(value, False)) for name, value in call.arguments.items()]
+        shown = [(name, show_value(self.planner, value, False)) for name, value in call.arguments.items()]
         yield from self._say(words.list_requests(tool, shown, self.random), _anything, "as a request")
         self.planner.apply_user_call(call)
 
@@ -280,18 +279,17 @@ class Teacher:
     # -- answering and refusing -----------------------------------------------------------------------------
 
     def _answer(self, work: Work) -> Steps[None]:
-        told: list[str] = []
-        for say in work.say[:-1]:
-            told.append((yield from self._find_extra([say])))
+        told = yield from self._find_extra(work.say[:-1])
         texts = yield from self._find_statement(work.say[-1])
-        yield from self._close((" ".join([*told, text]) for text in texts), "as an answer")
+        yield from self._close((f"{told} {text}".strip() for text in texts), "as an answer")
 
     def _find_extra(self, says: Sequence[Say]) -> Steps[str]:
         """One sentence for each thing that has to be said."""
-        found: list[str] = []
+        told = ""
         for say in says:
-            found.append((yield from self._find_statement(say))[0])
-        return " ".join(found)
+            statements = yield from self._find_statement(say)
+            told = f"{told} {statements[0]}".strip()
+        return told
 
     def _find_statement(self, say: Say) -> Steps[list[str]]:
         """Sentences that say one of several wordings, after looking it up."""
@@ -300,33 +298,19 @@ class Teacher:
             if leaf is not None:
                 wording = find_said(say, to_text(leaf)) or say[0]
                 value = str(leaf) if wording.lower() in to_text(leaf) else wording
-                return [*words.list_answers(*self._describe(leaf, value), self.random)]
+                return [
+                    *words.list_answers(
+                        *describe_value(self.planner, self.listener.wish, leaf, value), self.random
+                    )
+                ]
             if step is None:
                 break
             yield from self._take(step)
         grounds = self.planner.knowledge.grounds
         known = [wording for wording in say if not grounds.find_unknown_values(wording)]
         if not known:
-            raise Unknowable(f"task {self.task.id}: nobody could know what is to be said: {' or '.join(say)}")
+            raise Unknowable(f"task {self.task.id}: no tool shows what is to be said: {' or '.join(say)}")
         return [f"{known[0][:1].upper()}{known[0][1:]}.", f"I can tell you this: {known[0]}."]
-
-    def _describe(self, leaf: Any, value: str) -> tuple[str, str, str]:
-        """Field, value and owner of a value that was looked up."""
-        text, asked = to_text(leaf), f"{' '.join(self.listener.wish.says)} {self.listener.wish.about}".lower()
-        best: tuple[int, str, str] = -1, "", ""
-        for seen in self.planner.knowledge.records:
-            for name, values in seen.fields.items():
-                fit = any(word[:4] in asked for word in to_words(name)) + (name in asked)
-                if fit < best[0] or not any(to_text(item) == text for item in values):
-                    continue
-                key = seen.identity
-                named = [
-                    str(items[0]) if each == KEY else f"{words.to_noun(each)} {items[0]}"
-                    for each, items in seen.fields.items()
-                    if key is not None and to_text(items[0]) == key and each != name
-                ]
-                best = fit, "" if name == KEY else name, named[0] if named else ""
-        return best[1], value, best[2]
 
     def _refuse(self, work: Work) -> Steps[None]:
         call = guess_call(work.wish, self.environment)
@@ -342,7 +326,7 @@ class Teacher:
             acts = ["do that"]
         texts = [*words.list_refusals(acts[0], self.random)]
         others = sum(other.kind == "refuse" and other is not work for other in self.works.values())
-        why = self._find_reasons(reasons, bool(others))
+        why = find_reasons(self.planner, reasons, bool(others))
         drafts = [f"{text} {why}".strip() for text in texts]
         whole = [
             " ".join(
@@ -378,26 +362,6 @@ class Teacher:
                         break
                     yield from self._call(step.call)
 
-    def _find_reasons(self, says: Sequence[Say], is_shared: bool) -> str:
-        """Why it cannot be done: a fact of the record, or the rule of the policy."""
-        found: list[str] = []
-        around = self.planner.find_around()
-        if not says and not is_shared:
-            found += [words.state(*each) for each in self.planner.find_obstacle()]
-        for say in says:
-            fact = next((wording for wording in say if find_in(wording, around)), None)
-            clause = find_clause(say, self.environment.policy)
-            if fact is not None:
-                field = next(
-                    (name for name, values in around.items() if find_said((fact,), " ".join(values))), ""
-                )
-                found.append(words.state(field, fact))
-            elif clause:
-                found.append(f"Our rule is: {clause}.")
-            elif not is_shared:
-                found.append(f"This is why: {say[0]}.")
-        return " ".join(dict.fromkeys(found))
-
     # -- showing --------------------------------------------------------------------------------------------
 
     def _list_acts(self, calls: Sequence[Call], past: bool = False) -> list[str]:
@@ -406,44 +370,19 @@ class Teacher:
             tool = self.environment.tools[call.name]
             acts: list[str] = []
             for is_named in (True, False):
-                shown = self._list_shown(call, is_named)
+                shown = list_shown(self.planner, call, is_named)
                 acts += words.list_acts(tool, shown, self.random, past)
             listed.append(acts)
         if not listed:
             return ["done what you asked for"] if past else ["do that"]
         return [" and ".join(acts) for acts in zip(*listed, strict=False)]
 
-    def _list_shown(self, call: Call, is_named: bool) -> list[words.Shown]:
-        return [
-            words.Shown(
-                name,
-                text,
-                isinstance(value, str) and self.planner.is_key(value),
-                isinstance(value, list),
-            )
-            for name, value in call.arguments.items()
-            if (text := self._show(value, is_named))
-        ]
-
     def _list_things(self, calls: Sequence[Call]) -> list[tuple[str, str]]:
         """What was changed, and the participle of how."""
         if len(calls) != 1:
             return []
-        shown = self._list_shown(calls[0], False)
+        shown = list_shown(self.planner, calls[0], False)
         return words.list_things(self.environment.tools[calls[0].name], shown)
-
-    def _show(self, value: Any, is_named: bool) -> str:
-        """A value in a sentence; with its name where it is an id that says nothing."""
-        if isinstance(value, list):
-            return ", ".join(self._show(item, is_named) for item in value)
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        if isinstance(value, dict):
-            return ", ".join(
-                f"{words.to_phrase(key)} {self._show(item, is_named)}" for key, item in value.items()
-            ) or json.dumps(value)
-        name = self.planner.find_name(value) if is_named and isinstance(value, str) else None
-        return f"{name} ({value})" if name else "" if value is None else str(value)
 
 
 def _anything(text: str) -> bool:
@@ -457,35 +396,6 @@ def _leading(task: Task, tools: Any) -> Iterable[Call]:
             return
         if tool.writes:
             yield call
-
-
-def find_said(say: Say, text: str) -> str | None:
-    """The wording of several that a text holds, as whole words and numbers."""
-    pieces = f" {' '.join(to_pieces(text))} "
-    for wording in say:
-        if f" {' '.join(to_pieces(wording))} " in pieces and (to_pieces(wording) or wording in text):
-            return wording
-        try:
-            if float(wording.replace(",", "")) == float(text.replace(",", "")):
-                return wording
-        except ValueError:
-            continue
-    return None
-
-
-def find_in(wording: str, around: dict[str, list[str]]) -> bool:
-    return any(find_said((wording,), value) is not None for values in around.values() for value in values)
-
-
-def find_clause(say: Say, policy: str) -> str | None:
-    """The part of the policy that holds one of several wordings."""
-    for sentence in re.split(r"(?<=[.!?;:])\s+|\n+", policy):
-        for wording in say:
-            if re.search(rf"(?<!\w){re.escape(wording)}", sentence, re.IGNORECASE):
-                plain = re.sub(r"[*_`#]+", "", sentence).strip(" -.:;0123456789")
-                if len(plain) < LONGEST_RULE:
-                    return plain[:1].lower() + plain[1:]
-    return None
 
 
 def make_teacher(domain: Domain) -> Callable[[Task, int], Teacher]:

@@ -80,20 +80,14 @@ _ASK_USER = (
     "Now please {act}.",
     "I need you to {act}, please.",
 )
-_VERBS = {
-    **dict(
-        send="sent", put="put", make="made", give="given", take="taken", hold="held", pay="paid", set="set"
-    ),
-    **dict(
-        write="written", buy="bought", withdraw="withdrawn", let="let", sell="sold", lend="lent", cut="cut"
-    ),
-    **dict(bring="brought", get="got", leave="left", reset="reset", undo="undone", redo="redone", run="run"),
-    **dict(begin="begun", swap="swapped", cancel="cancelled", transfer="transferred", refer="referred"),
-    **dict(stop="stopped", submit="submitted", drop="dropped", plan="planned", ship="shipped", do="done"),
-    **dict(
-        choose="chosen", freeze="frozen", unfreeze="unfrozen", find="found", split="split", permit="permitted"
-    ),
-}
+_IRREGULAR = """
+send-sent put-put make-made give-given take-taken hold-held pay-paid set-set write-written buy-bought let-let
+withdraw-withdrawn sell-sold lend-lent cut-cut bring-brought get-got leave-left reset-reset undo-undone
+redo-redone begin-begun run-run swap-swapped cancel-cancelled transfer-transferred refer-referred do-done
+stop-stopped submit-submitted drop-dropped plan-planned ship-shipped permit-permitted choose-chosen
+split-split freeze-frozen unfreeze-unfrozen find-found
+"""
+_VERBS: dict[str, str] = dict(re.findall(r"(\w+)-(\w+)", _IRREGULAR))
 _PREPOSITIONS = {"to", "for", "from", "with", "in", "on", "by", "of", "at"}
 
 
@@ -181,8 +175,8 @@ _ODD = re.compile(
 
 
 def list_names(name: str, asked: str) -> tuple[list[str], list[str]]:
-    """What a fact may be called in a question: its name and nouns that the user listens for; then, in case none
-    of them is understood, other words the user listens for."""
+    """What a fact may be called in a question: its name and nouns that the user listens for; then, in case
+    none of them is understood, other words the user listens for."""
     plain = to_phrase(name)
     found = [re.sub(r"_", " ", text).strip() for text in sample(asked)]
     found = [text for text in dict.fromkeys(found) if 1 < len(text) < 40 and text != plain]

@@ -93,7 +93,8 @@ def is_change_call(call: Call, environment: Environment) -> bool:
 
 def _assign(calls: Sequence[Call], works: Sequence[Work], environment: Environment) -> list[int]:
     """The wish each call is for: calls and wishes come in the same order."""
-    best: list[tuple[float, list[int]]] = [(0.0, [])] + [(float("-inf"), [])] * (len(works) - 1)
+    none: list[int] = []
+    best = [(float("-inf") if number else 0.0, none) for number in range(len(works))]
     for call in calls:
         scores = [score(call, work.wish, environment) for work in works]
         following: list[tuple[float, list[int]]] = []
