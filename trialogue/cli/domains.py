@@ -35,10 +35,14 @@ def init_verb(name: str, as_json: bool) -> None:
     metavar="TRAIN TEST",
     help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
 )
+@click.option(
+    "--for-training", is_flag=True, help="Also find what stands in the way of learning from the tasks."
+)
 @offer("reward", "split", "tasks", "seed", "data", "json")
 def check_verb(
     domain: str | None,
     contamination: tuple[str, str] | None,
+    for_training: bool,
     reward: str | None,
     split: str | None,
     tasks: int | None,
@@ -50,6 +54,7 @@ def check_verb(
 
     \b
     trialogue check shop --split test
+    trialogue check shop --for-training
     trialogue check --contamination shop/train shop/test
     """
     if contamination is not None:
@@ -67,12 +72,20 @@ def check_verb(
         raise click.UsageError("name a DOMAIN to check, or two sets with --contamination TRAIN TEST")
     from trialogue.score.check import check
     from trialogue.score.reward import with_reward
+    from trialogue.score.training_check import check_for_training
     from trialogue.view.terminal import show_check
     from trialogue.world.find import find_domain
 
-    checked = check(with_reward(find_domain(domain, data), reward or ""), split, tasks, seed or 0)
+    found = with_reward(find_domain(domain, data), reward or "")
+    checked = check(found, split, tasks, seed or 0)
+    training = check_for_training(found, seed or 0) if for_training else None
     if as_json:
-        echo_json(checked.to_data())
+        more = {} if training is None else {"training": training.to_data()}
+        echo_json(checked.to_data() | more)
     else:
         show_check(checked.to_data(), checked.played)
+        for text in training.texts if training is not None else ():
+            echo(f"! {text}")
+        if training is not None and not training.texts:
+            echo("for training: nothing found")
     sys.exit(0 if checked.ok else 1)

@@ -70,7 +70,7 @@ class Listener:
 
 def derive_agenda(task: Task, writes: Collection[str] = ()) -> Agenda:
     """An agenda for a task that has none: its instructions are the wish, and the gold arguments found in them
-    are facts to ask for. `writes` are the tools that change something: where none is called, a question is asked."""
+    are facts to ask for. `writes` are the tools that change something: who calls none answers a question."""
     facts: dict[str, Fact] = {}
     pieces = f" {' '.join(to_pieces(task.instructions))} "
     for call in task.expected.calls:
