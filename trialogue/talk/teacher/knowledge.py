@@ -164,8 +164,22 @@ class Knowledge:
                 elif text in own:
                     listed |= own
         return any(
-            self._is_singled_out(seen, name, text, meant, depth, listed - {text}) for seen, name in places
+            self._is_singled_out(seen, name, text, meant, depth, listed - {text})
+            and self._is_own(seen, text, given, depth)
+            for seen, name in places
         )
+
+    def _is_own(self, seen: Seen, text: str, given: Sequence[Any], depth: int) -> bool:
+        """Whether the record itself is the one that is meant, where it is one of several in a list."""
+        identity = seen.identity
+        if identity is None or identity == text or not depth:
+            return True
+        is_listed = any(
+            len(values) > 1 and any(to_text(item) == identity for item in values)
+            for other in self.records
+            for values in other.fields.values()
+        )
+        return not is_listed or self.is_determined(identity, given, depth - 1)
 
     def _is_singled_out(
         self, seen: Seen, name: str, text: str, meant: set[str], depth: int, listed: set[str] | None = None

@@ -169,9 +169,11 @@ def _expand_one(code: Any, value: Any) -> Iterator[str]:
 
 
 _ODD = re.compile(
-    r"^(?:it|them|that|this|for|with|by|to|of|instead|would|is|pay|my|the|where|how|why|who)\b|'s\b|\b(?:no|for|to|by|with)$",
+    r"^(?:it|them|that|this|for|with|by|to|of|instead|is|pay|my|the|where|how(?! m)|why|who)\b"
+    r"|'s\b|\b(?:no|for|to|by|with)$|\b(?:would|do)\b",
     re.IGNORECASE,
 )
+"""Words that make no name in a question."""
 
 
 def list_names(name: str, asked: str) -> tuple[list[str], list[str]]:
@@ -204,8 +206,10 @@ def list_questions(
             yield f"Please tell me {chosen[0]}."
             continue
         joined = (" and your " if is_own else " and the ").join(chosen)
+        is_plural = len(chosen) == 1 and joined.endswith("s") and not joined.endswith("ss")
         for frame in frames:
-            yield frame.format(x=joined)
+            if not (is_plural and " is " in frame):
+                yield frame.format(x=joined)
 
 
 def describe_tool(tool: Tool) -> tuple[str, str]:
