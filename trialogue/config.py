@@ -143,6 +143,9 @@ class Tasks(Section):
     """Only these difficulty levels."""
     families: tuple[str, ...] = ()
     """Only these families of tasks."""
+    vary: bool | None = None
+    """Give the tasks that are learned from fresh names, numbers and addresses each time. Where empty: if the
+    domain has a list of tasks. Tasks that are evaluated on keep theirs."""
     allow_test_split: bool = False
     """Let train and sft learn from tasks of the test split; the run and all its results are marked."""
 

@@ -30,6 +30,7 @@ from trialogue.run import Run, find_files, read_about, read_ledger, read_traject
 from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
+from trialogue.score.varied import is_varied, vary_tasks
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
@@ -170,13 +171,29 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
         choose_good(found, config)
         return found
     to_teacher(domain, config.sft)
-    return domain.tasks(
-        config.tasks.split,
-        config.sft.count,
-        derive_seed(config.seed, "examples"),
-        levels=config.tasks.levels,
-        families=config.tasks.families,
-    )
+    wanted, seed = config.tasks, derive_seed(config.seed, "examples")
+    tasks = domain.tasks(wanted.split, config.sft.count, seed, levels=wanted.levels, families=wanted.families)
+    return repeat_varied(domain, tasks, config.sft.count, seed) if is_varied(domain, wanted.vary) else tasks
+
+
+def repeat_varied(domain: Domain, tasks: list[Task], count: int, seed: int) -> list[Task]:
+    """As many tasks as are wanted: those of a list again and again, each time with fresh values."""
+    made: list[Task] = []
+    fixed: set[str] = set()
+    for number in range(-(-count // max(1, len(tasks)))):
+        varied = vary_tasks(
+            domain, [task for task in tasks if task.id not in fixed], derive_seed(seed, number)
+        )
+        made += [task.model_copy(update={"id": f"{task.id}~{number}"}) for task in varied.tasks]
+        fixed.update(varied.kept)
+        if len(fixed) == len(tasks):
+            break
+    if fixed:
+        LOG.warning(
+            "vary: %d of %d tasks keep their values: %s", len(fixed), len(tasks), ", ".join(sorted(fixed)[:5])
+        )
+    LOG.info("vary: %d tasks with fresh values were made of %d", len(made), len(tasks))
+    return made[:count]
 
 
 def read_examples(path: Path) -> list[Trajectory]:
