@@ -35,7 +35,7 @@ def vary_tasks(domain: Domain, tasks: Sequence[Task], seed: int) -> Varied:
 
 
 def is_varied(domain: Domain, wanted: bool | None) -> bool:
-    """Whether tasks that are learned from get fresh values: as the setting says, else where they are a list."""
+    """Whether tasks that are learned from get fresh values: as is set, else where they are a list."""
     return not domain.endless if wanted is None else wanted
 
 

@@ -147,7 +147,7 @@ class Domain:
             tasks = from_file(folder, name)
         elif not callable(tasks):
             tasks = from_list(name, tasks)
-        return cls(name=name, policy=policy, database=loaded, tasks=tasks, **more)
+        return cls(name=name, policy=policy, database=loaded, tasks=cast("TaskSource", tasks), **more)
 
 
 def _fork(database: Database | None) -> Database | None:

@@ -2,8 +2,8 @@
 
 A model that sees a few tasks again and again learns their values by heart. `vary` replaces them consistently:
 in the database, the set-up, the instructions, the gold calls, the things to say and the agenda. It works word
-by word, so that `Jana Conrad` and `jana.conrad@mail.net` still belong together. An amount is replaced where the
-agent only has to tell it. Values that a schema lists, words of the policy and of the tools, and whatever a
+by word, so that `Jana Conrad` and `jana.conrad@mail.net` still belong together. An amount is replaced where
+the agent only has to tell it. Values that a schema lists, words of the policy and of the tools, and whatever a
 pattern of the agenda spells out stay as they are; so do dates and other amounts, for something else may be
 computed from them. Whether the new task is as sound as the old one is proven by `score.varied`.
 """
@@ -114,9 +114,12 @@ class Change:
     """Replaces words in texts and in whatever holds texts."""
 
     def __init__(self, words: Mapping[str, str]) -> None:
-        self.words = {**{old.lower(): new.lower() for old, new in words.items()}, **words}
-        known = sorted(map(re.escape, self.words), key=len, reverse=True)
-        self._pattern = re.compile(rf"(?<![#\w])(?:{'|'.join(known)})(?![\w])")
+        lowered = {old.lower(): new.lower() for old, new in words.items() if old.isalpha()}
+        self.words = {**lowered, **words}
+        known = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+        small = "|".join(sorted(map(re.escape, lowered), key=len, reverse=True))
+        in_address = rf"|(?<![#\w])(?:{small})(?=[.@])" if small else ""  # in small letters only in an e-mail
+        self._pattern = re.compile(rf"(?<![#\w])(?:{known})(?!\w){in_address}")
 
     def text(self, text: str) -> str:
         return self._pattern.sub(lambda match: self.words[match[0]], text)
