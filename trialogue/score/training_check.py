@@ -135,9 +135,8 @@ def find_closed(domain: Domain) -> set[str]:
     return {
         name
         for shape in shapes
-        for name, inner in shape.get("properties", {}).items()
-        if isinstance(inner, dict)
-        and ("enum" in inner or inner.get("type") in ("boolean", "integer", "number"))
+        for name, inner in cast("dict[str, dict[str, Any]]", shape.get("properties", {})).items()
+        if ("enum" in inner or inner.get("type") in ("boolean", "integer", "number"))
     }
 
 

@@ -3,8 +3,8 @@
 A model that sees a few tasks again and again learns their values by heart. `vary` replaces them consistently:
 in the database, the set-up, the instructions, the gold calls, the things to say and the agenda. It works word
 by word, so that `Jana Conrad` and `jana.conrad@mail.net` still belong together. An amount is replaced where
-the agent only has to tell it. Values that a schema lists, words of the policy and of the tools, and whatever a
-pattern of the agenda spells out stay as they are; so do dates and other amounts, for something else may be
+the agent only has to tell it. Values that a schema lists, words of the policy and of the tools, and whatever
+a pattern of the agenda spells out stay as they are; so do dates and other amounts, for something else may be
 computed from them. Whether the new task is as sound as the old one is proven by `score.varied`.
 """
 
