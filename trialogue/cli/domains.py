@@ -13,12 +13,13 @@ from trialogue.output import echo, echo_json
 
 @click.command("init")
 @click.argument("name")
+@click.option("--generated", is_flag=True, help="Make the tasks by program, without end.")
 @offer("json")
-def init_verb(name: str, as_json: bool) -> None:
+def init_verb(name: str, generated: bool, as_json: bool) -> None:
     """Write a small working domain into a new folder NAME, to start from."""
     from trialogue.world.scaffold import write_domain
 
-    files = write_domain(Path(name))
+    files = write_domain(Path(name), generated)
     if as_json:
         echo_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
         return

@@ -49,7 +49,7 @@ _PROPOSE_ONE = (
 )
 _PROPOSE_TWO = (
     "I will {act}. Shall I go ahead?",
-    "This is what I would do: {act}. Do you want me to proceed?",
+    "I would now {act}. Do you want me to proceed?",
     "I am ready to {act}. Should I do that?",
     "Next I would {act}. Is that right?",
 )
@@ -292,7 +292,7 @@ def list_proposals(acts: Sequence[str], random: Random) -> Iterator[str]:
     for act in acts:
         for frame in frames:
             yield frame.format(act=act)
-    yield f"This is what I would do: {acts[0]}. Shall I go ahead?"
+    yield f"I could {acts[0]}. Shall I go ahead?"
 
 
 def list_reports(
