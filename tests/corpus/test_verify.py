@@ -18,9 +18,9 @@ import pytest
 from trialogue import Message, RolloutSettings, ToolCall, Trajectory, Turn, find_domain, rollout
 from trialogue.config import Limits, Speaker
 from trialogue.corpus.verify import verify
-from trialogue.talk.evidence import Grounds
 from trialogue.score.reward import grade
 from trialogue.talk.agenda import PROPOSES
+from trialogue.talk.evidence import Grounds
 from trialogue.talk.find import find_model
 
 SHOP = find_domain("shop")
