@@ -300,11 +300,11 @@ def list_reports(
 ) -> Iterator[str]:
     """Reports of what was done; `things` are subjects with participles, `done` what the user listens for."""
     texts = [frame.format(did=act) for act in acts for frame in _REPORT]
-    texts += [
-        frame.format(Thing=thing[:1].upper() + thing[1:], done=verb)
-        for thing, verb in things
-        for frame in _PASSIVE
-    ]
+    for thing, verb in things:
+        is_plural = thing.startswith("the ") and thing.split()[1].endswith("s")
+        for frame in _PASSIVE:
+            text = frame.format(Thing=thing[:1].upper() + thing[1:], done=verb)
+            texts.append(text.replace(" has ", " have ", 1) if is_plural else text)
     random.shuffle(texts)
     yield from texts
     for word in sample(done) if done else ():
