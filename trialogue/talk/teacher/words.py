@@ -276,8 +276,8 @@ def list_things(tool: Tool, shown: Sequence[Shown]) -> list[tuple[str, str]]:
     target = f"{to_noun(key.name)} {key.value}" if key is not None else ""
     if key is not None and (not is_object or match_names(thing, key.name) > 1):
         return [(target, to_participle(verb))]
-    if not is_object:
-        return []
+    if not is_object or any(item.is_list for item in shown):
+        return []  # what was done to which of them has to be said
     return [(f"the {thing} of {target}" if target else f"the {thing}", to_participle(verb))]
 
 
