@@ -59,7 +59,7 @@ def find_reasons(planner: Planner, says: Sequence[Say], is_shared: bool) -> str:
     around = planner.find_around()
     found: list[str] = []
     if not says and not is_shared:
-        found = [words.state(*each) for each in planner.find_obstacle()]
+        found = [words.state(*each) for each in find_obstacle(planner)]
     for say in says:
         facts = [
             (field, wording)
@@ -75,6 +75,23 @@ def find_reasons(planner: Planner, says: Sequence[Say], is_shared: bool) -> str:
         elif not is_shared:
             found.append(f"This is why: {say[0]}.")
     return " ".join(dict.fromkeys(found))
+
+
+def find_obstacle(planner: Planner) -> list[tuple[str, str]]:
+    """The field of the present record that the policy speaks of, such as its status."""
+    choices = {
+        (name, str(value).lower())
+        for schema in type(planner.environment.database).schemas().values()
+        for name, shape in schema.get("properties", {}).items()
+        for value in shape.get("enum", ())
+    }
+    policy = f" {' '.join(to_pieces(planner.environment.policy))} "
+    return [
+        (name, value)
+        for name, values in planner.find_around().items()
+        for value in values
+        if (name, value) in choices and f" {' '.join(to_pieces(value))} " in policy
+    ][:1]
 
 
 def find_clause(say: Say, policy: str) -> str | None:

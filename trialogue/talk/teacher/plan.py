@@ -325,22 +325,6 @@ class Planner:
             if name != KEY
         }
 
-    def find_obstacle(self) -> list[tuple[str, str]]:
-        """The field of the present record that the policy speaks of, such as its status."""
-        choices = {
-            (name, str(value).lower())
-            for schema in type(self.environment.database).schemas().values()
-            for name, shape in schema.get("properties", {}).items()
-            for value in shape.get("enum", ())
-        }
-        policy = f" {' '.join(to_pieces(self.environment.policy))} "
-        return [
-            (name, value)
-            for name, values in self.find_around().items()
-            for value in values
-            if (name, value) in choices and f" {' '.join(to_pieces(value))} " in policy
-        ][:1]
-
     def find_name(self, key: str) -> str | None:
         """What a record is called besides its key."""
         text = to_text(key)

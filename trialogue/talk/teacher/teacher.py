@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import ToolCall
@@ -22,7 +22,7 @@ from trialogue.talk.teacher.knowledge import to_text
 from trialogue.talk.teacher.listener import Listener, read_agenda
 from trialogue.talk.teacher.plan import Planner, Step
 from trialogue.talk.teacher.search import is_change, is_lookup
-from trialogue.talk.teacher.work import Say, Work, guess_call, is_refusal, share_out
+from trialogue.talk.teacher.work import Say, Work, find_leading, guess_call, is_refusal, share_out
 from trialogue.task import Call, Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import Domain
@@ -58,7 +58,7 @@ class Teacher:
         self.listener = Listener(agenda)
         self.planner = Planner(environment, is_strict="agenda" in task.meta)
         self.environment = environment
-        self.first = [*_leading(task, environment.tools)]
+        self.first = [*find_leading(task, environment)]
         """Gold calls that identify the user: they come before everything else."""
         self.works = {id(work.wish): work for work in share_out(task, agenda, environment)}
         for work in self.works.values():
@@ -387,15 +387,6 @@ class Teacher:
 
 def _anything(text: str) -> bool:
     return True
-
-
-def _leading(task: Task, tools: Any) -> Iterable[Call]:
-    for call in task.expected.calls:
-        tool = tools.get(call.name)
-        if call.side != "agent" or tool is None or not is_lookup(tool):
-            return
-        if tool.writes:
-            yield call
 
 
 def make_teacher(domain: Domain) -> Callable[[Task, int], Teacher]:

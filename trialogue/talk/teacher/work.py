@@ -10,7 +10,7 @@ from typing import Any, Literal
 from trialogue.talk.agenda import Agenda, Wish, has_match
 from trialogue.talk.evidence import find_leaves
 from trialogue.talk.teacher.knowledge import to_text
-from trialogue.talk.teacher.search import is_change, match_names, to_words
+from trialogue.talk.teacher.search import is_change, is_lookup, match_names, to_words
 from trialogue.task import Call, Task
 from trialogue.world.domain import Environment
 from trialogue.world.tools import Tool
@@ -157,3 +157,13 @@ def _fill(tool: Tool, wish: Wish) -> Iterator[tuple[str, Any]]:
 def fit_names(one: str, other: str) -> tuple[int, int]:
     """How well two identifiers fit, then how many words they share."""
     return match_names(one, other), len(set(to_words(one)) & set(to_words(other)))
+
+
+def find_leading(task: Task, environment: Environment) -> Iterator[Call]:
+    """The gold calls that identify the user: the look-ups before any change that leave something behind."""
+    for call in task.expected.calls:
+        tool = environment.tools.get(call.name)
+        if call.side != "agent" or tool is None or not is_lookup(tool):
+            return
+        if tool.writes:
+            yield call
