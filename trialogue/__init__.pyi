@@ -71,6 +71,9 @@ from trialogue.world.domain import Domain as Domain
 from trialogue.world.domain import Environment as Environment
 from trialogue.world.find import find_domain as find_domain
 from trialogue.world.policy_rules import Rule as Rule
+from trialogue.world.slots import Phrases as Phrases
+from trialogue.world.slots import Slots as Slots
+from trialogue.world.slots import generate_with as generate_with
 from trialogue.world.tools import Tool as Tool
 from trialogue.world.tools import ToolResult as ToolResult
 from trialogue.world.tools import tool as tool

@@ -76,8 +76,8 @@ class Speaker(Section):
     """Who speaks for one side."""
 
     model: Annotated[str, SPEAKERS] = ""
-    """oracle, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, a checkpoint's folder, or
-    module:name of async def agent(messages, tools), or of a function (task, seed) that returns a Model."""
+    """oracle, teacher, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, a checkpoint's folder,
+    or module:name of async def agent(messages, tools), or of a function (task, seed) that returns a Model."""
     otherwise: Annotated[str | None, SPEAKERS] = None
     """Who speaks where a replay: has no reply for what was said; without it the conversation fails."""
     renderer: RendererName = None
@@ -143,6 +143,9 @@ class Tasks(Section):
     """Only these difficulty levels."""
     families: tuple[str, ...] = ()
     """Only these families of tasks."""
+    vary: bool | None = None
+    """Give the tasks that are learned from fresh names, numbers and addresses each time. Where empty: if the
+    domain has a list of tasks. Tasks that are evaluated on keep theirs."""
     allow_test_split: bool = False
     """Let train and sft learn from tasks of the test split; the run and all its results are marked."""
 
@@ -222,9 +225,10 @@ class SftSettings(Section):
 
     examples: str = "oracle"
     """A run (of a synthesis: what was accepted), a JSONL file of trajectories, a parquet file with messages
-    and tools, or oracle: conversations of the domain's oracle with its user, held on the spot."""
+    and tools, or conversations held on the spot with the domain's user: of its oracle (oracle; of the
+    teacher, where it has none), or of the teacher."""
     count: int = Field(default=6000, ge=1)
-    """Conversations the oracle holds."""
+    """Conversations the oracle or teacher holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
     """How faulty the oracle is: the chance of each kind of mistake."""
     only_successes: bool = True

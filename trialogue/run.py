@@ -357,6 +357,7 @@ WORDS = (
     "scenario",
     "card",
     "oracle",
+    "teacher",
     "naive",
     "gold",
     "agenda",

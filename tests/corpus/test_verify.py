@@ -18,8 +18,8 @@ import pytest
 from trialogue import Message, RolloutSettings, ToolCall, Trajectory, Turn, find_domain, rollout
 from trialogue.config import Limits, Speaker
 from trialogue.corpus.verify import verify
-from trialogue.score.evidence import Grounds
 from trialogue.score.reward import grade
+from trialogue.talk.evidence import Grounds
 from trialogue.talk.find import find_model
 from trialogue.world.speech import PROPOSES
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from trialogue.config import SftConfig
+from trialogue.config import SftConfig, load_config
 from trialogue.engine.api import Row
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.errors import ConfigError, TrialogueError
@@ -24,9 +25,11 @@ from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_
 from trialogue.run import list_checkpoints, read_config, read_lines
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.render.templates import COMPACT_TOKENS
-from trialogue.task import Task
-from trialogue.trajectory import Reply, Tokens, Turn
+from trialogue.task import Call, Expected, Task
+from trialogue.trajectory import Reply, Tokens, Trajectory, Turn
+from trialogue.world.domain import from_list
 from trialogue.world.find import find_domain
+from trialogue.world.scaffold import write_domain
 from trialogue.world.tools import Tool
 
 Configure = Callable[..., SftConfig]
@@ -220,3 +223,42 @@ async def test_stopping_and_resuming_changes_nothing(sft_config: Configure) -> N
     assert (parts / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     first, second = (load_file(run / "model" / "model.safetensors") for run in (whole, parts))
     assert all(first[name].equal(second[name]) for name in first)
+
+
+async def test_a_list_of_tasks_gives_as_many_conversations_as_are_wanted_each_with_its_own_values(
+    tmp_path: Path,
+) -> None:
+    write_domain(tmp_path / "bakery")
+    domain = find_domain(str(tmp_path / "bakery"))
+    config = load_config(SftConfig, None, ["sft.count=20", "sft.examples=teacher"])
+    examples = await collect(domain, config)
+    assert len(examples) == 20
+    turns = [item.turns for item in examples if isinstance(item, Trajectory)]
+    phones = {
+        call.arguments["phone"]
+        for each in turns
+        for turn in each
+        for call in turn.message.tool_calls
+        if call.name == "find_orders" and isinstance(call.arguments, dict)
+    }
+    assert len(phones) > 12
+    fixed = await collect(domain, load_config(SftConfig, None, ["sft.count=20", "tasks.vary=false"]))
+    assert len(fixed) == 3
+
+
+async def test_what_the_teacher_cannot_teach_is_told(tmp_path: Path) -> None:
+    write_domain(tmp_path / "bakery")
+    domain = find_domain(str(tmp_path / "bakery"))
+    call = Call(name="cancel_order", arguments={"order_id": "A101"})
+    agenda = {"wishes": [{"says": ["Cancel it."], "done": "cancel"}]}
+    task = Task(
+        id="guess",
+        domain="bakery",
+        instructions="Cancel.",
+        split="train",
+        meta={"agenda": agenda},
+        expected=Expected(calls=(call,)),
+    )
+    faulty = replace(domain, tasks=from_list("bakery", [task]))
+    with pytest.raises(ConfigError, match=r"the teacher solved none of .* nobody could know order_id"):
+        await collect(faulty, load_config(SftConfig, None, ["sft.count=2"]))

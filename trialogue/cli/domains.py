@@ -13,12 +13,13 @@ from trialogue.output import echo, echo_json
 
 @click.command("init")
 @click.argument("name")
+@click.option("--generated", is_flag=True, help="Make the tasks by program, without end.")
 @offer("json")
-def init_verb(name: str, as_json: bool) -> None:
+def init_verb(name: str, generated: bool, as_json: bool) -> None:
     """Write a small working domain into a new folder NAME, to start from."""
     from trialogue.world.scaffold import write_domain
 
-    files = write_domain(Path(name))
+    files = write_domain(Path(name), generated)
     if as_json:
         echo_json({"domain": Path(name).name, "path": name, "files": [str(file) for file in files]})
         return
@@ -35,11 +36,15 @@ def init_verb(name: str, as_json: bool) -> None:
     metavar="TRAIN TEST",
     help="Instead, find tasks of DOMAIN/SPLIT TEST whose gold writes are those of a task of TRAIN.",
 )
+@click.option(
+    "--for-training", is_flag=True, help="Also find what stands in the way of learning from the tasks."
+)
 @click.option("--cheats", is_flag=True, help="Play agents that cheat too: how often is each of them paid?")
 @offer("reward", "split", "tasks", "seed", "data", "json")
 def check_verb(
     domain: str | None,
     contamination: tuple[str, str] | None,
+    for_training: bool,
     cheats: bool,
     reward: str | None,
     split: str | None,
@@ -52,6 +57,7 @@ def check_verb(
 
     \b
     trialogue check shop --split test
+    trialogue check shop --for-training
     trialogue check shop --cheats
     trialogue check --contamination shop/train shop/test
     """
@@ -80,10 +86,18 @@ def check_verb(
         from trialogue.score.cheats import play_cheats
 
         told["cheats"] = play_cheats(found_domain, split, tasks, seed or 0)
+    if for_training:
+        from trialogue.score.training_check import check_for_training
+
+        told["training"] = check_for_training(found_domain, seed or 0).to_data()
     if as_json:
         echo_json(told)
     else:
         show_check(told, checked.played)
         if cheats:
             show_cheats(told["cheats"])
+        for text in told["training"]["findings"] if for_training else ():
+            echo(f"! {text}")
+        if for_training and not told["training"]["findings"]:
+            echo("for training: nothing found")
     sys.exit(0 if checked.ok else 1)

@@ -75,6 +75,8 @@ async def synthesize(
     began = written = monotonic()
     config = settle(config, "synthesize", resume)
     domain, parties = open_parties(config)
+    if config.agent.model == "oracle" and domain.oracle is None:
+        config = config.model_copy(update={"agent": config.agent.model_copy(update={"model": "teacher"})})
     account = parties.account
     workshop = Workshop(config, domain)
 

@@ -12,14 +12,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from trialogue.config import Synthesis
 from trialogue.errors import DomainError, GradeError
 from trialogue.messages import Frozen, ToolCall
 from trialogue.score.audit import audit
-from trialogue.score.evidence import Grounds
 from trialogue.score.reward import PendingReward, regrade
+from trialogue.talk.evidence import Grounds, is_permitted
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.database import canonical
 from trialogue.world.domain import Domain, Environment
@@ -302,20 +302,6 @@ def find_choices(environment: Environment) -> Iterator[tuple[str, list[str]]]:
             values = [value for value in shape.get("enum", ()) if isinstance(value, str)]
             if values:
                 yield field, values
-
-
-def is_permitted(value: Any, schema: Any) -> bool:
-    """Whether a value needs no source: a boolean, null, one of a list, or the default."""
-    if value is None or isinstance(value, bool):
-        return True
-    if not isinstance(schema, dict):
-        return False
-    schema = cast("dict[str, Any]", schema)
-    if value in schema.get("enum", ()) or value == schema.get("const") or value == schema.get("default"):
-        return True
-    inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())]
-    inner += cast("dict[str, Any]", schema.get("properties", {})).values()
-    return any(is_permitted(value, part) for part in inner if isinstance(part, dict))
 
 
 def find_schema_faults(tool: Tool, arguments: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from trialogue.engine.api import Completion, SamplingParams
 from trialogue.errors import ConfigError
 from trialogue.learn.advantages import has_signal
 from trialogue.score.parties import Parties
+from trialogue.score.varied import is_varied, vary_tasks
 from trialogue.talk.local import Sampler
 from trialogue.talk.model import ModelSource
 from trialogue.talk.rollout import Deadline, derive_seed, rollout
@@ -284,7 +285,8 @@ def choose_tasks(
     count = config.training.tasks_per_step
     if domain.endless:
         seed = derive_seed(config.seed, "tasks", step, draw)
-        return domain.tasks(wanted.split, count, seed, levels=levels, families=wanted.families)
+        made = domain.tasks(wanted.split, count, seed, levels=levels, families=wanted.families)
+        return vary_tasks(domain, made, seed).tasks if is_varied(domain, wanted.vary) else made
     known = find_known(domain, config, levels)
     first = (step + draw * config.training.steps) * count
     chosen: list[Task] = []
@@ -293,7 +295,10 @@ def choose_tasks(
         order = list(range(len(known)))
         random.Random(derive_seed(config.seed, "epoch", epoch)).shuffle(order)
         chosen.append(known[order[position]])
-    return list({task.id: task for task in chosen}.values())
+    chosen = list({task.id: task for task in chosen}.values())
+    if is_varied(domain, wanted.vary):
+        return vary_tasks(domain, chosen, derive_seed(config.seed, "vary", step, draw)).tasks
+    return chosen
 
 
 def choose_some(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from trialogue.activity import phase
-from trialogue.config import SftConfig, TrainConfig, Training
+from trialogue.config import SftConfig, SftSettings, Synthesis, TrainConfig, Training
 from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
@@ -29,18 +30,25 @@ from trialogue.run import Run, find_files, read_about, read_ledger, read_traject
 from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle
 from trialogue.score.reward import grade
+from trialogue.score.varied import is_varied, vary_tasks
+from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render.api import Renderer, with_tokens
 from trialogue.talk.rollout import RolloutSettings, derive_seed, rollout
+from trialogue.talk.teacher.teacher import make_teacher
 from trialogue.talk.users import user_prompt
 from trialogue.task import Side, Task
-from trialogue.trajectory import Trajectory, in_order
+from trialogue.trajectory import Group, Trajectory, in_order
 from trialogue.world.domain import Domain
 
 PARQUET = ".parquet"
+HELD = ("oracle", "teacher")
+"""Examples that are held on the spot, by these agents."""
+LOG = logging.getLogger(__name__)
+FREE_TEXT = frozenset(Synthesis().free_text)
 TOLD = 256
 """The prompts are collected from this many tasks at most: there may be many examples, with equal prompts."""
 
@@ -56,7 +64,7 @@ async def sft(
     config = settle(config, "sft", resume)
     settings = config.sft
     domain, parties = open_parties(
-        to_played(config), is_played=settings.eval_tasks > 0 or settings.examples == "oracle"
+        to_played(config), is_played=settings.eval_tasks > 0 or settings.examples in HELD
     )
     with phase("choosing examples"):
         source = find_examples(domain, config)
@@ -157,25 +165,41 @@ def to_played(config: SftConfig) -> TrainConfig:
 
 
 def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[Task] | list[Example]:
-    """Recorded conversations, or the tasks on which the oracle will hold some. What cannot be learned from
+    """Recorded conversations, or the tasks on which a teacher will hold some. What cannot be learned from
     is refused here, before a run directory is made."""
     path = Path(config.sft.examples)
     if path.suffix == PARQUET:
         if config.sft.side != "agent":
             raise ConfigError("a parquet file holds what the agent saw; set sft.side=agent")
         return list(read_parquet(path))
-    if config.sft.examples != "oracle":
+    if config.sft.examples not in HELD:
         found = read_examples(path)
         choose_good(found, config)
         return found
-    to_teacher(domain, config.sft.faults)
-    return domain.tasks(
-        config.tasks.split,
-        config.sft.count,
-        derive_seed(config.seed, "examples"),
-        levels=config.tasks.levels,
-        families=config.tasks.families,
-    )
+    to_teacher(domain, config.sft)
+    wanted, seed = config.tasks, derive_seed(config.seed, "examples")
+    tasks = domain.tasks(wanted.split, config.sft.count, seed, levels=wanted.levels, families=wanted.families)
+    return repeat_varied(domain, tasks, config.sft.count, seed) if is_varied(domain, wanted.vary) else tasks
+
+
+def repeat_varied(domain: Domain, tasks: list[Task], count: int, seed: int) -> list[Task]:
+    """As many tasks as are wanted: those of a list again and again, each time with fresh values."""
+    made: list[Task] = []
+    fixed: set[str] = set()
+    for number in range(-(-count // max(1, len(tasks)))):
+        varied = vary_tasks(
+            domain, [task for task in tasks if task.id not in fixed], derive_seed(seed, number)
+        )
+        made += [task.model_copy(update={"id": f"{task.id}~{number}"}) for task in varied.tasks]
+        fixed.update(varied.kept)
+        if len(fixed) == len(tasks):
+            break
+    if fixed:
+        LOG.warning(
+            "vary: %d of %d tasks keep their values: %s", len(fixed), len(tasks), ", ".join(sorted(fixed)[:5])
+        )
+    LOG.info("vary: %d tasks with fresh values were made of %d", len(made), len(tasks))
+    return made[:count]
 
 
 def read_examples(path: Path) -> list[Trajectory]:
@@ -207,10 +231,12 @@ async def collect(
     tasks = [item for item in source if isinstance(item, Task)]
     if tasks:
         user = user or find_model(config.user, "user", domain, config.limits, config.seed)
-        teacher = to_teacher(domain, settings.faults)
+        teacher = to_teacher(domain, settings)
         play = RolloutSettings(limits=config.limits, seed=config.seed, grade=grade)
         groups = [group async for group in rollout(domain, tasks, teacher, user, play)]
         found = [item for group in in_order(groups, tasks) for item in group.trajectories]
+        if settings.examples == "teacher" or domain.oracle is None:
+            found = choose_sound(found, groups, domain)
     return choose_good(found, config)
 
 
@@ -226,15 +252,40 @@ def choose_good(found: Sequence[Trajectory], config: SftConfig) -> list[Trajecto
     return good
 
 
-def to_teacher(domain: Domain, faults: float) -> ModelSource:
-    """The oracle of the domain, perhaps with faults: imitating a perfect one leaves nothing to reinforce."""
-    oracle = domain.oracle
-    if oracle is None:
-        name = domain.reference or domain.name
+def choose_sound(found: Sequence[Trajectory], groups: Sequence[Group], domain: Domain) -> list[Trajectory]:
+    """Conversations of the teacher that earned the whole reward with arguments that each had a source."""
+    sound = [
+        item
+        for item in found
+        if item.reward is not None
+        and item.reward.value >= 1
+        and not find_ungrounded(item.turns, domain.open(item.task), FREE_TEXT)
+    ]
+    held = sum(len(group.everything) for group in groups)
+    if not sound:
+        errors = [item.error for group in groups for item in group.failed if item.error]
+        first = f": {errors[0]}" if errors else ""
         raise ConfigError(
-            f"{domain.name} has no oracle to learn from. Record its gold calls with `trialogue rollout "
-            f"{name} --agent gold --split train --trials 40 run.name=gold`, then set sft.examples=runs/gold"
+            f"the teacher solved none of {held} tasks{first}; `trialogue check "
+            f"{domain.reference or domain.name} --for-training` tells what is wrong with each"
         )
+    if len(sound) < held:
+        LOG.warning("the teacher solved %d of %d tasks; the others are left out", len(sound), held)
+    return sound
+
+
+def to_teacher(domain: Domain, settings: SftSettings) -> ModelSource:
+    """The oracle of the domain, perhaps with faults: imitating a perfect one leaves nothing to reinforce. The
+    built-in teacher where it is asked for, or where the domain has no oracle."""
+    oracle = domain.oracle
+    if settings.examples == "teacher" or oracle is None:
+        if settings.faults:
+            raise ConfigError(
+                f"{domain.name} is taught by the teacher, which makes no mistakes on purpose; leave "
+                "sft.faults out, or give the domain an oracle that takes them"
+            )
+        return make_teacher(domain)
+    faults = settings.faults
     if not faults:
         return oracle
 

@@ -29,6 +29,7 @@ from trialogue.score.compliance import (
 from trialogue.score.reward import PendingReward, grade, grade_outcome
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
+from trialogue.talk.teacher.teacher import Unknowable, make_teacher
 from trialogue.task import SPLITS, Call, Expected, Side, Task
 from trialogue.trajectory import End, Reward, Trajectory, Turn
 from trialogue.world.bugs import find_place
@@ -113,9 +114,14 @@ def check(domain: Domain, split: str | None = None, count: int | None = None, se
         note("", problem)
     played = find_playable(domain, sound)
     checked.played = len(played)
+    is_ours = domain.oracle is None and domain.user is None and domain.reward is None
+    can_learn = [task for task in played if is_ours and (task.expected.calls or task.expected.say)]
+    can_learn = [] if played and domain.open(played[0]).remote else can_learn
     usage = RuleUsage()
     with phase(f"playing {len(played)} tasks"):
         for identity, problem in asyncio.run(find_lost(domain, played, seed, usage)) if played else ():
+            note(identity, problem)
+        for identity, problem in asyncio.run(find_unknowable(domain, can_learn, seed)) if can_learn else ():
             note(identity, problem)
     if domain.policy_rules:
         for problem in find_misquoted(domain.policy, domain.policy_rules) if domain.policy.strip() else ():
@@ -464,6 +470,23 @@ def _texts(database: Database) -> dict[str, list[str]]:
 
 
 # -- playing it --------------------------------------------------------------------------------------------
+
+
+async def find_unknowable(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Problem]:
+    """The tasks with a gold argument or an answer that an honest agent cannot know: no user says it and no
+    tool shows it. A model that learns such a task learns to invent."""
+    limits = Limits(seconds=30)
+    user = find_model(Speaker(model="agenda"), "user", domain, limits, seed)
+    settings = RolloutSettings(limits=limits, seed=seed, redraws=0)
+    beginning = f"{Unknowable.__name__}: "
+    problems: list[Problem] = []
+    async for group in rollout(domain, tasks, make_teacher(domain), user, settings):
+        for item in group.failed:
+            text = item.error or ""
+            if text.startswith(beginning):
+                told = text.removeprefix(beginning).removeprefix(f"task {item.task.id}: ")
+                problems.append(Problem(item.task.id, told))
+    return sorted(problems)
 
 
 async def find_lost(

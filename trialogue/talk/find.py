@@ -16,7 +16,7 @@ from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
 
 KNOWN = (
-    *("oracle", "naive", "gold", "agenda", "human", "scripted:FILE", "replay:FILE", "openai:NAME"),
+    *("oracle", "teacher", "naive", "gold", "agenda", "human", "scripted:FILE", "replay:FILE", "openai:NAME"),
     *("tiny", "smollm2", "local:FOLDER"),
 )
 
@@ -49,6 +49,12 @@ def find_model(
     kind, _, rest = speaker.model.partition(":")
     if kind == "oracle" and not rest:
         return domain.oracle or _polite_gold(side, domain)
+    if kind == "teacher" and not rest:
+        if side == "user":
+            raise ConfigError("user: teacher plays the agent; the rule-based user is agenda")
+        from trialogue.talk.teacher.teacher import make_teacher
+
+        return make_teacher(domain)
     if kind == "gold" and not rest:
         return _gold(side, domain)
     if kind == "naive" and not rest:

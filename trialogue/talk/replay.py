@@ -59,7 +59,7 @@ def is_asked(speaker: Speaker) -> bool:
     if speaker.mix:
         return any(map(is_asked, speaker.mix))
     kind = speaker.model.partition(":")[0]
-    return kind not in ("", "oracle", "naive", "gold", "agenda", "scripted") and (
+    return kind not in ("", "oracle", "teacher", "naive", "gold", "agenda", "scripted") and (
         kind != "replay" or speaker.otherwise is not None
     )
 

@@ -135,7 +135,8 @@ class Domain:
 
     @classmethod
     def load(cls, beside: str | Path, database: type[Database], **more: Any) -> Domain:
-        """Read `policy.md`, `database.json` and `tasks.jsonl` from the folder of `beside` (a `__file__`)."""
+        """Read `policy.md`, `database.json` and `tasks.jsonl` from the folder of `beside` (a `__file__`).
+        With `tasks`, a list or a function that makes them, `tasks.jsonl` is not read."""
         folder = Path(beside).resolve()
         folder = folder if folder.is_dir() else folder.parent
         name = str(more.pop("name", folder.name))
@@ -147,7 +148,12 @@ class Domain:
                 raise DomainError(f"{folder / 'database.json'}: {error}") from error
         more.setdefault("reference", str(Path(beside).resolve()))
         policy = read_file(folder / "policy.md")
-        return cls(name=name, policy=policy, database=loaded, tasks=from_file(folder, name), **more)
+        tasks: Any = more.pop("tasks", None)
+        if tasks is None:
+            tasks = from_file(folder, name)
+        elif not callable(tasks):
+            tasks = from_list(name, tasks)
+        return cls(name=name, policy=policy, database=loaded, tasks=cast("TaskSource", tasks), **more)
 
 
 def _fork(database: Database | None) -> Database | None:

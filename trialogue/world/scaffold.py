@@ -11,8 +11,9 @@ from trialogue.errors import ConfigError
 BUILT_IN = {"shop"}
 
 
-def write_domain(folder: Path) -> list[Path]:
-    """Write a small working domain into a new folder and name it after the folder. Returns the files."""
+def write_domain(folder: Path, generated: bool = False) -> list[Path]:
+    """Write a small working domain into a new folder and name it after the folder. Returns the files. With
+    `generated` its tasks are made by program."""
     name = folder.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(
@@ -28,7 +29,8 @@ def write_domain(folder: Path) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
     written: list[Path] = []
-    for source in sorted(files("trialogue.world").joinpath("starter").iterdir(), key=lambda file: file.name):
+    starter = "starter_generated" if generated else "starter"
+    for source in sorted(files("trialogue.world").joinpath(starter).iterdir(), key=lambda file: file.name):
         target = folder / source.name.removesuffix(
             ".txt"
         )  # not called .py, because it is not a module of this package

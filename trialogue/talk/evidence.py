@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
+from trialogue.trajectory import Turn
+from trialogue.world.domain import Environment
 from trialogue.world.events import find_leaves
 
 _PIECE = re.compile(r"[^\W_]+")
@@ -201,6 +203,48 @@ def find_identity(record: dict[str, Any]) -> str | None:
         if isinstance(value, str) and (field == "id" or field.endswith(("_id", "number"))):
             return value.lower()
     return None
+
+
+def is_permitted(value: Any, schema: Any) -> bool:
+    """Whether a value needs no source: a boolean, null, one of a list, or the default."""
+    if value is None or isinstance(value, bool):
+        return True
+    if not isinstance(schema, dict):
+        return False
+    schema = cast("dict[str, Any]", schema)
+    if value in schema.get("enum", ()) or value == schema.get("const") or value == schema.get("default"):
+        return True
+    inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())]
+    inner += cast("dict[str, Any]", schema.get("properties", {})).values()
+    return any(is_permitted(value, part) for part in inner if isinstance(part, dict))
+
+
+def find_ungrounded(turns: Sequence[Turn], environment: Environment, free_text: Collection[str]) -> list[str]:
+    """Arguments of the agent's calls that neither the user, nor a tool, nor the policy had mentioned."""
+    grounds = Grounds()
+    grounds.add_text(environment.policy)
+    for tool in environment.tools.values():
+        grounds.add_text(tool.description)
+    found: list[str] = []
+    for turn in turns:
+        message = turn.message
+        if turn.side == "user" and message.role == "user" and not message.tool_calls:
+            grounds.add_text(message.content)
+        if turn.side == "agent" and message.role == "tool":
+            grounds.add_result(message.content)
+        for call in message.tool_calls if turn.side == "agent" else ():
+            tool = environment.tools.get(call.name)
+            shapes: Any = {} if tool is None else tool.parameters.get("properties", {})
+            given = call.arguments if isinstance(call.arguments, dict) else {}
+            found += [
+                f"{call.name}: {name} = {leaf!r}"
+                for name, value in given.items()
+                for leaf in find_leaves(value)
+                if name not in free_text
+                and not is_permitted(leaf, shapes.get(name, {}))
+                and not grounds.holds(leaf)
+            ]
+    return found
 
 
 def _is_name(text: str) -> bool:
