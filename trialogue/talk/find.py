@@ -17,7 +17,7 @@ from trialogue.world.domain import Domain
 
 KNOWN = (
     *("oracle", "teacher", "naive", "gold", "agenda", "human", "scripted:FILE", "replay:FILE", "openai:NAME"),
-    *("tiny", "smollm2", "local:FOLDER"),
+    *("tiny", "smollm2", "local:FOLDER", "local:FILE.gguf"),
 )
 
 
@@ -86,7 +86,7 @@ def find_model(
         books = account or Account()
         return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed, books, role or side)
     path = rest if kind == "local" else speaker.model
-    if kind == "local" or path in ("tiny", "smollm2") or Path(path).is_dir():
+    if kind == "local" or path in ("tiny", "smollm2") or path.endswith(".gguf") or Path(path).is_dir():
         from trialogue.talk.render.load import load_local
 
         return load_local(path, speaker, limits, seed, SECTIONS.get(role, role or side))
