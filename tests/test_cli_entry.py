@@ -106,7 +106,8 @@ def test_an_argument_that_is_no_text_is_wrong_usage(folder: Path, word: bytes) -
 
 @pytest.mark.parametrize("coding", ["ascii", "latin-1"])
 def test_an_output_without_our_letters_gets_others(folder: Path, coding: str) -> None:
-    (folder / "bakery" / "policy.md").write_text("Grüße, 日本語 🙂\n")
+    with (folder / "bakery" / "policy.md").open("a", encoding="utf-8") as policy:
+        policy.write("Grüße, 日本語 🙂\n")
     environment = os.environ | {"PYTHONIOENCODING": coding, "PYTHONUTF8": "0", "LC_ALL": "C"}
     for words, status in (
         ((*EVAL, "run.name=r"), 0),
@@ -241,6 +242,6 @@ def test_an_error_of_pydantic_is_recorded_without_its_address(folder: Path) -> N
     )
     done = run(folder, "eval", "slow.py", "--agent", "oracle", "--tasks", "2", "run.name=r")
     recorded = "".join(file.read_text() for file in (folder / "runs/r").rglob("*.json*"))
-    assert b"Task" in done.stdout
+    assert b"Task" in done.stdout + done.stderr
     assert "ValidationError: Task: id: Input should be a valid string" in recorded
     assert "errors.pydantic.dev" not in recorded + done.stdout.decode() + done.stderr.decode()
