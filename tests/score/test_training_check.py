@@ -49,7 +49,8 @@ def make_desk(tmp_path: Path, *tasks: Task) -> Domain:
     write_domain(tmp_path / "desk")
     from dataclasses import replace
 
-    return replace(find_domain(str(tmp_path / "desk")), tasks=from_list("desk", tasks))
+    found = find_domain(str(tmp_path / "desk"))
+    return replace(found, tasks=from_list("desk", tasks), policy_rules=())
 
 
 def test_what_nobody_could_know_is_a_problem_with_the_call_and_the_value(tmp_path: Path) -> None:

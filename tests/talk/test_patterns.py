@@ -65,7 +65,7 @@ def find_patterns() -> dict[str, re.Pattern[Any]]:
     """Every compiled pattern that a module keeps, by where it stands."""
     found: dict[str, re.Pattern[Any]] = {}
     for module in pkgutil.walk_packages(trialogue.__path__, "trialogue."):
-        if module.name.endswith(("__main__", "hosts.verl", "hosts.trl")):
+        if module.name.endswith(("__main__", "hosts.verl", "hosts.verl_trainer", "hosts.trl")):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             items = [*value.values()] if isinstance(value, dict) else [value]

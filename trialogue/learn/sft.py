@@ -190,8 +190,11 @@ def repeat_varied(domain: Domain, tasks: list[Task], count: int, seed: int) -> l
         varied = vary_tasks(
             domain, [task for task in tasks if task.id not in fixed], derive_seed(seed, number)
         )
-        made += [task.model_copy(update={"id": f"{task.id}~{number}"}) for task in varied.tasks]
         fixed.update(varied.kept)
+        made += [
+            task if task.id in fixed else task.model_copy(update={"id": f"{task.id}~{number}"})
+            for task in varied.tasks
+        ]
         if len(fixed) == len(tasks):
             break
     if fixed:

@@ -87,7 +87,9 @@ redo-redone begin-begun run-run swap-swapped cancel-cancelled transfer-transferr
 stop-stopped submit-submitted drop-dropped plan-planned ship-shipped permit-permitted choose-chosen
 split-split freeze-frozen unfreeze-unfrozen find-found
 """
-_VERBS: dict[str, str] = dict(re.findall(r"(\w+)-(\w+)", _IRREGULAR))
+_VERBS: dict[str, str] = {
+    verb: participle for verb, _, participle in (pair.partition("-") for pair in _IRREGULAR.split())
+}
 _PREPOSITIONS = {"to", "for", "from", "with", "in", "on", "by", "of", "at"}
 
 
