@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import resource
@@ -129,6 +130,16 @@ BROKEN: dict[str, tuple[Spoil, str]] = {
         set_config(model_type="own", auto_map={"AutoModelForCausalLM": "own.Model", "AutoConfig": "own.C"}),
         "config.json",
     ),
+    "a kernel of a hub": (
+        set_config(attn_implementation="org/kernel"),
+        "attn_implementation is 'org/kernel'",
+    ),
+    "a kernel of a hub inside": (
+        set_config(text_config={"_attn_implementation": {"": "org/kernel"}}),
+        "_attn_implementation is",
+    ),
+    "experts of a hub": (set_config(experts_implementation="org/kernel"), "experts_implementation is"),
+    "quantized": (set_config(quantization_config={"quant_method": "fp8"}), "quantization_config is set"),
     "an empty config": (put("config.json", ""), "config.json: not JSON"),
     "a config that is a list": (put("config.json", "[]"), "config.json: must hold a JSON object"),
     "a deep config": (
@@ -197,6 +208,7 @@ def test_sound_shards_are_read(tmp_path: Path) -> None:
         ({"r": 10**9}, "ranks"),
         ({"rank_pattern": {"k_proj": 10**9}}, "ranks"),
         ({"peft_type": "PREFIX_TUNING"}, "only LORA is read"),
+        ({"layer_replication": [[0, 900]]}, "remove layer_replication"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path must name"),
         ({"base_model_name_or_path": "nowhere/at/all"}, "cannot load nowhere/at/all"),
     ],
@@ -218,3 +230,38 @@ def test_a_broken_adapter_is_told_in_one_line(
     with pytest.raises(EngineError, match=told) as caught:
         load_model(folder, EngineSettings())
     assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_that_names_a_module_is_refused_before_peft_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some versions of peft import the module that megatron_core names."""
+    from peft import PeftModel
+
+    from trialogue.engine.api import LoraSettings
+    from trialogue.engine.torch_engine import add_adapter, load_model
+
+    folder = tmp_path / "adapter"
+    add_adapter(load_weights(BASE, torch.float32), LoraSettings(r=4, alpha=8)).save_pretrained(folder)
+    file = folder / "adapter_config.json"
+    config = json.loads(file.read_text())
+    named = {"base_model_name_or_path": str(BASE), "megatron_config": {"x": 1}, "megatron_core": "stranger"}
+    file.write_text(json.dumps({**config, **named}))
+    (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def read(*_: object, **__: object) -> None:
+        importlib.import_module(json.loads(file.read_text())["megatron_core"])
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", read)
+    with pytest.raises(EngineError, match="remove megatron_config"):
+        load_model(folder, EngineSettings())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_base_is_not_loaded_through_an_adapter_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(BASE, folder)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x/y"}')
+    with pytest.raises(EngineError, match="would load this adapter"):
+        load_weights(folder, torch.float32)

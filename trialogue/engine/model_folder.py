@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SAFE: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
 """Weights are numbers: nothing that comes with a model is ever run."""
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 OTHER_FORMATS = frozenset(
     (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".pkl", ".pickle", ".npz", ".onnx")
 )
@@ -33,6 +34,41 @@ _AGAIN = "copy or download it again"
 _COUNTED = ("layer", "label", "expert", "head", "block", "stage", "group")
 """In names of settings: what is made one by one, before anything can be compared with the weights."""
 _MOST_COUNTED = 10_000
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+"""Of attention and experts. transformers downloads and runs a kernel for any other name."""
+_QUANTIZED = ("quantization_config", "compression_config")
+"""Settings that make transformers import another package or run kernels from a hub."""
+_LORA_KEYS = frozenset(
+    [
+        "peft_type",
+        "task_type",
+        "peft_version",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "exclude_modules",
+        "target_parameters",
+        "fan_in_fan_out",
+        "bias",
+        "lora_bias",
+        "use_rslora",
+        "use_dora",
+        "modules_to_save",
+        "init_lora_weights",
+        "layers_to_transform",
+        "layers_pattern",
+        "rank_pattern",
+        "alpha_pattern",
+        "trainable_token_indices",
+        "ensure_weight_tying",
+    ]
+)
+"""Settings of an adapter that only describe its weights. Others may name a module that peft imports."""
 
 
 def load_weights(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -41,6 +77,11 @@ def load_weights(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = find_local(source)
+    if (folder / ADAPTER_CONFIG).exists():
+        raise EngineError(
+            f"{folder / ADAPTER_CONFIG}: transformers would load this adapter too; move it elsewhere"
+        )
+    check_code(folder / "config.json")
     tensors = read_headers(find_weight_files(folder))
     check_counts(folder / "config.json")
     with reading(f"{folder / 'config.json'} (if it is not as it was published, {_AGAIN})", EngineError):
@@ -139,6 +180,20 @@ def count_weights(source: str | Path) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
+def check_code(file: Path) -> None:
+    """Refuse settings that make transformers run code from a hub or of another package."""
+    for name, value in _list_settings(read_object(file)):
+        if name in _QUANTIZED and value:
+            raise EngineError(f"{file}: {name} is set, and quantized weights are not read")
+        if "_implementation" in name:
+            chosen = cast("dict[str, Any]", value).values() if isinstance(value, dict) else [value]
+            if not all(item in _IMPLEMENTATIONS for item in chosen):
+                raise EngineError(
+                    f"{file}: {name} is {value!r}, which may run code from a hub; remove it, or use one of "
+                    + ", ".join(filter(None, _IMPLEMENTATIONS))
+                )
+
+
 def check_counts(file: Path) -> None:
     """Refuse numbers of layers and the like that would take for ever to make even without memory."""
     for name, value in _list_settings(read_object(file)):
@@ -168,23 +223,31 @@ def check_sizes(model: Any, tensors: dict[str, tuple[int, ...]], dtype: torch.dt
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuse an adapter that would be unpickled or is larger than its weights."""
+    """Refuse an adapter that would be unpickled, may name code, or is larger than its weights."""
+    from peft import LoraConfig
+
     if not (folder / ADAPTER).is_file():
         raise EngineError(f"{folder} has no {ADAPTER}; weights are read in no other format")
-    file = folder / "adapter_config.json"
+    file = folder / ADAPTER_CONFIG
     settings = read_object(file)
     largest = max((max(shape, default=0) for shape in read_headers([folder / ADAPTER]).values()), default=0)
     patterns = settings.get("rank_pattern") or {}
     ranks = [settings.get("r"), *(patterns.values() if isinstance(patterns, dict) else [None])]
     if settings.get("peft_type") != "LORA":
         raise EngineError(f"{file}: peft_type is {settings.get('peft_type')!r}, and only LORA is read")
+    usual = LoraConfig()
+    for name, value in settings.items():
+        if name not in _LORA_KEYS and value and value != getattr(usual, name, None):
+            raise EngineError(
+                f"{file}: remove {name}: adapters are read without it, as it may name code to run"
+            )
     if not all(isinstance(rank, int) and 0 < rank <= largest for rank in ranks):
         raise EngineError(f"{file}: its ranks {ranks} are not those of {ADAPTER}; {_AGAIN}")
 
 
 def find_base(folder: Path) -> str:
     """The model that an adapter is of."""
-    file = folder / "adapter_config.json"
+    file = folder / ADAPTER_CONFIG
     base = read_object(file).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise EngineError(f"{file}: base_model_name_or_path must name the model that the adapter is of")
