@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 from endpoint import Endpoint
 
-from trialogue.cli.conversations import to_chat
+from trialogue.cli.conversations import to_chat, to_chat_config
 from trialogue.cli.main import main
-from trialogue.cli.options import Asked
+from trialogue.cli.options import Asked, to_allowed
 from trialogue.config import (
     AuditSettings,
     EngineChoice,
@@ -39,7 +40,7 @@ from trialogue.corpus.draft import write_folder
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError
 from trialogue.lines import read_lines, write_records
-from trialogue.run import Kind, Run
+from trialogue.run import Kind, Run, read_config
 from trialogue.score.evaluate import evaluate
 from trialogue.score.resume import find_claims
 from trialogue.seams import Seam
@@ -238,13 +239,26 @@ def test_what_is_installed_or_data_is_found_without_asking(tmp_path: Path) -> No
         assert find_claims(EvalConfig(domain=domain)) == []
 
 
-def test_the_command_that_is_printed_goes_on(tmp_path: Path, ran: Path) -> None:
-    """A run of the caller's own: the printed command allows what it needs."""
+def test_the_command_that_is_printed_goes_on(
+    tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The printed command allows what was allowed and nothing more."""
     done = run(tmp_path, "eval", "single.py", "--agent", "human", "run.name=left")
     [line] = [line for line in done.stderr.splitlines() if "--resume" in line]
-    assert line.strip() == "trialogue eval --resume runs/left --trust"
-    done = run(tmp_path, "eval", "shop", "--agent", "human", "run.name=own")
-    assert done.stderr.endswith("trialogue eval --resume runs/own\n")
+    assert line.strip() == "trialogue eval --resume runs/left domain=single.py"
+    done = run(tmp_path, "eval", "shop", "--agent", "human", "run.name=my own")
+    assert done.stderr.endswith("trialogue eval --resume 'runs/my own'\n")
+    monkeypatch.chdir(tmp_path)
+    config = load_config(
+        TrainConfig, None, ["domain=single.py", "reward.name=module:f", "loss.name=module:g"]
+    )
+    assert to_allowed(Path("runs/my own"), to_chat_config(config)) == (
+        "'runs/my own' domain=single.py reward.name=module:f"
+    )
+    sent = record(tmp_path, "train", "domain=single.py", "reward.name=module:f", "learner.renderer=module:h")
+    learned = read_config(TrainConfig, sent)
+    words = shlex.split(to_allowed(sent, to_chat_config(learned)))
+    assert to_chat(words[0], Asked(settings=tuple(words[1:]))).defaults
 
 
 # -- keys ----------------------------------------------------------------------------------------------------

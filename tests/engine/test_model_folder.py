@@ -8,6 +8,7 @@ import math
 import resource
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,7 @@ def test_an_adapter_that_names_a_module_is_refused_before_peft_reads_it(
     named = {"base_model_name_or_path": str(BASE), "megatron_config": {"x": 1}, "megatron_core": "stranger"}
     file.write_text(json.dumps({**config, **named}))
     (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def read(*_: object, **__: object) -> None:
         importlib.import_module(json.loads(file.read_text())["megatron_core"])

@@ -6,12 +6,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from trialogue.cli.options import Asked, find_ask, find_keys, in_domain, to_resume
 from trialogue.output import echo, echo_json
+
+if TYPE_CHECKING:
+    from trialogue.config import EvalConfig, SftConfig, TrainConfig
 
 EVAL = (
     *("agent", "user", "reward", "split", "tasks", "trials", "seed", "data"),
@@ -158,6 +161,22 @@ def to_chat(run: str, asked: Asked) -> Asked:
         if Path(run).is_dir():
             find_weights(Path(run))
         return asked
+    recorded = _to_recorded(learned)
+    if not asked.trust:
+        words = asked.to_words()
+        config = load_config(EvalConfig, None, [*recorded, *words])
+        refuse_claims(Path(run), config, find_keys(words), find_ask())
+    return replace(asked, defaults=tuple(recorded))
+
+
+def to_chat_config(learned: TrainConfig | SftConfig) -> EvalConfig:
+    """What `chat` takes from the settings of the run that an agent has learned in."""
+    from trialogue.config import EvalConfig, load_config
+
+    return load_config(EvalConfig, None, _to_recorded(learned))
+
+
+def _to_recorded(learned: TrainConfig | SftConfig) -> list[str]:
     recorded = [f"domain={json.dumps(learned.domain)}"]
     recorded += [f"data={json.dumps(learned.data)}"] if learned.data is not None else []
     simulator: dict[str, Any] = learned.simulator.model_dump(mode="json")
@@ -165,8 +184,4 @@ def to_chat(run: str, asked: Asked) -> Asked:
     recorded += [f"simulator.{name}={json.dumps(simulator[name])}" for name in names if simulator[name]]
     recorded += [f"reward.name={json.dumps(learned.reward.name)}"] if learned.reward.name else []
     recorded += [f"agent.renderer={json.dumps(name)}"] if (name := learned.learner.renderer) else []
-    if not asked.trust:
-        words = asked.to_words()
-        config = load_config(EvalConfig, None, [*recorded, *words])
-        refuse_claims(Path(run), config, find_keys(words), find_ask())
-    return replace(asked, defaults=tuple(recorded))
+    return recorded

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trialogue.cli.options import Asked, in_domain, offer, to_resume, with_trust
+from trialogue.cli.options import Asked, in_domain, offer, to_allowed, to_resume
 from trialogue.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
     import asyncio
     from contextlib import closing
 
+    from trialogue.cli.conversations import to_chat_config
     from trialogue.run import read_about
     from trialogue.seams import Seam
     from trialogue.view.live import show_steps
@@ -94,9 +95,12 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
     elif state == "stopped":
         echo(f"stopped and saved; go on with: {to_resume(verb.__name__, path, config)}")
     else:
+        name, domain = shlex.quote(str(path)), shlex.quote(config.domain)
         echo(f"model: {path / 'model'}")
         if verb.__name__ == "sft" and config.sft.side == "user":
-            echo(f"let it play: trialogue eval {config.domain} --user local:{path} user.prompt=card")
+            echo(
+                f"let it play: trialogue eval {domain} --user {shlex.quote(f'local:{path}')} user.prompt=card"
+            )
         else:
             levels = config.tasks.levels
             same = "" if levels == type(config.tasks)().levels else f' "tasks.levels={list(levels)}"'
@@ -104,9 +108,9 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
                 same += f" --reward {shlex.quote(config.reward.name)}"
             if Seam().find_code(config.learner.renderer or "") is not None:
                 same += f" {shlex.quote(f'agent.renderer={config.learner.renderer}')}"
-            echo(f"evaluate it: trialogue eval {config.domain} --agent {path}{same}")
-            echo(f"talk to it: trialogue chat {with_trust(path, config)}")
-        echo(f"look at it: trialogue view {path}")
+            echo(f"evaluate it: trialogue eval {domain} --agent {name}{same}")
+            echo(f"talk to it: trialogue chat {to_allowed(path, to_chat_config(config))}")
+        echo(f"look at it: trialogue view {shlex.quote(str(path))}")
 
 
 def warn_of_no_cold_start(config: TrainConfig) -> None:

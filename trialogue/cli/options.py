@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -205,12 +206,14 @@ def find_ask() -> Callable[[str], bool] | None:
 
 
 def to_resume(verb: str, run: Path, config: Any) -> str:
-    """The command that goes on with a run of the caller's own."""
-    return f"trialogue {verb} --resume {with_trust(run, config)}"
+    """The command that resumes a run whose settings the caller has allowed."""
+    return f"trialogue {verb} --resume {to_allowed(run, config)}"
 
 
-def with_trust(run: Path, config: Any) -> str:
-    """A run of the caller's own, as a word of a command, with the trust that its settings need."""
-    from trialogue.score.resume import find_claims
+def to_allowed(run: Path, config: Any) -> str:
+    """A run as words of a command, with the settings that only the caller may choose. `--trust` would also
+    allow whatever is in the record by then."""
+    from trialogue.score.resume import find_claims, to_word
 
-    return f"{run} --trust" if find_claims(config) else str(run)
+    settings = {key: value for claim in find_claims(config) for key, value in claim.settings.items()}
+    return " ".join([shlex.quote(str(run)), *(to_word(key, value) for key, value in settings.items())])

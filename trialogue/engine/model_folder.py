@@ -38,36 +38,15 @@ _IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
 """Of attention and experts. transformers downloads and runs a kernel for any other name."""
 _QUANTIZED = ("quantization_config", "compression_config")
 """Settings that make transformers import another package or run kernels from a hub."""
-_LORA_KEYS = frozenset(
-    [
-        "peft_type",
-        "task_type",
-        "peft_version",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "target_modules",
-        "exclude_modules",
-        "target_parameters",
-        "fan_in_fan_out",
-        "bias",
-        "lora_bias",
-        "use_rslora",
-        "use_dora",
-        "modules_to_save",
-        "init_lora_weights",
-        "layers_to_transform",
-        "layers_pattern",
-        "rank_pattern",
-        "alpha_pattern",
-        "trainable_token_indices",
-        "ensure_weight_tying",
-    ]
-)
+# fmt: off
+_LORA_KEYS = frozenset((
+    "peft_type", "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
+    "inference_mode", "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules",
+    "target_parameters", "fan_in_fan_out", "bias", "lora_bias", "use_rslora", "use_dora",
+    "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
+    "alpha_pattern", "trainable_token_indices", "ensure_weight_tying",
+))
+# fmt: on
 """Settings of an adapter that only describe its weights. Others may name a module that peft imports."""
 
 
