@@ -264,3 +264,16 @@ def test_wrong_usage_is_told_as_text(folder: Path) -> None:
         done = run(folder, *words)
         refuse(done)
         assert done.returncode == 2
+
+
+def test_a_warning_of_python_is_shown_escaped(folder: Path) -> None:
+    file = folder / "bakery" / "domain.py"
+    file = file if file.exists() else next((folder / "bakery").glob("*.py"))
+    with file.open("a") as target:
+        target.write(f"\nimport warnings\nwarnings.warn({NASTY!r})\n")
+    done = run(folder, "eval", "bakery", "--tasks", "1")
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.decode()
+    assert show_line(NASTY)[:40] in told
+    assert "\x1b]" not in told
+    assert not any(line.startswith("FORGED") for line in told.splitlines())

@@ -34,6 +34,7 @@ from trialogue.run import find_files, read_trajectories
 from trialogue.score.check import check
 from trialogue.score.compare import agree
 from trialogue.score.metrics import summarize
+from trialogue.score.play import Played
 from trialogue.score.rescore import rescore
 from trialogue.score.reward import with_reward
 from trialogue.trajectory import Group
@@ -378,3 +379,26 @@ async def test_a_wrong_grade_given_from_python_is_raised_too(function: Any, told
     with pytest.raises(ConfigError, match=told):
         async for _ in rollout(shop, shop.tasks("train", 2), agent, user, RolloutSettings(grade=function)):
             pass
+
+
+def test_a_recorded_reward_is_found_from_another_folder(
+    mine: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(mine("told"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = CliRunner().invoke(main, ["score", "../runs/run", "--trust"])
+    assert done.exit_code == 0, done.output
+    assert "6 conversations, 6 graded as recorded" in done.output
+
+
+def test_a_group_without_a_success_is_all_wrong_whatever_it_is_paid(mine: Written) -> None:
+    evaluate(mine("shaped"))
+    [first, *_] = read_held()
+    assert 0 < first.value < 1
+    group = Group(task=first.task, trajectories=(first,))
+    assert measure([group])["all_wrong"] == 1.0
+    assert first.reward is not None
+    solved = first.model_copy(update={"reward": Reward(value=-0.5, success=True)})
+    assert measure([Group(task=first.task, trajectories=(solved,))])["all_wrong"] == 0.0
+    assert Played(solved, "", []).to_data()["success"] is True

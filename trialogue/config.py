@@ -119,6 +119,10 @@ class Speaker(Section):
     price: Price | None = None
     """Money for a million prompt, completion and perhaps cached tokens; from the price table where empty."""
 
+    def list_models(self) -> list[str]:
+        """Every model that may speak."""
+        return [self.model, *filter(None, [self.otherwise]), *(share.model for share in self.mix)]
+
 
 class Share(Speaker):
     """One model of several."""

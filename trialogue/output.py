@@ -59,6 +59,7 @@ def open_output() -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _EchoHandler) for handler in root.handlers):
         root.addHandler(_EchoHandler())
+    logging.captureWarnings(True)  # Python's own warnings may quote others too
     sys.excepthook = show_traceback
 
 

@@ -38,7 +38,7 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import ValidationError
 
-from trialogue.config import C, RunSettings, Section, SftConfig, TrainConfig, to_config
+from trialogue.config import C, RendererSettings, RunSettings, Section, SftConfig, TrainConfig, to_config
 from trialogue.digests import (
     describe,
     list_files,
@@ -313,8 +313,8 @@ def tell_runs(path: Path) -> str:
     return f": name one of the runs in it ({', '.join(runs[:5])}), such as {path / runs[0]}" if runs else ""
 
 
-def read_config(kind: type[C], path: Path) -> C:
-    """The resolved configuration of a run directory."""
+def read_settings(path: Path) -> Any:
+    """The plain settings of a run directory. Relative paths are found from where the run was begun."""
     file = path / "config.json"
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -323,9 +323,16 @@ def read_config(kind: type[C], path: Path) -> C:
     except (ValueError, RecursionError) as error:
         raise RunError(f"{file} is not JSON: {error}") from None
     about = read_about(path) if (path / "run.json").is_file() else {}
-    folder, own = about.get("folder"), str(about.get("kind", ""))
+    folder = about.get("folder")
+    return _find_again(data, Path(folder)) if folder else data
+
+
+def read_config(kind: type[C], path: Path) -> C:
+    """The resolved configuration of a run directory."""
+    data = read_settings(path)
+    own = str(read_about(path).get("kind", "")) if (path / "run.json").is_file() else ""
     try:
-        return to_config(kind, _find_again(data, Path(folder)) if folder else data, str(file))
+        return to_config(kind, data, str(path / "config.json"))
     except ConfigError:
         if own and kind.__name__ != f"{own.capitalize()}Config":
             raise RunError(f"{path} is a run of `trialogue {own}`, and only that goes on with it") from None
@@ -424,6 +431,13 @@ def read_marks(model: str | Path) -> list[str]:
     if not isinstance(marks, list):
         raise RunError(f"{run}/run.json: its marks are no list")
     return [str(mark) for mark in cast("list[Any]", marks)]
+
+
+def collect_marks(origins: Iterable[str | Path], renderer: RendererSettings) -> list[str]:
+    """The marks of a new run: those of the models and files it starts from, and of how replies are read."""
+    return list(
+        dict.fromkeys([*(mark for origin in origins for mark in read_marks(origin)), *renderer.marks])
+    )
 
 
 def find_run(model: str | Path) -> Path | None:

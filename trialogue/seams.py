@@ -61,6 +61,14 @@ def split_reference(reference: str) -> Parts | None:
     return None
 
 
+def to_absolute(reference: str) -> str:
+    """The reference with the full path of its file, if it names one: it holds in every folder."""
+    parts = split_reference(reference)
+    if parts is None or not parts.place.endswith(".py"):
+        return reference
+    return f"{Path(os.path.expanduser(parts.place)).resolve()}:{parts.name}"
+
+
 def load_seam(
     reference: str, what: str, kind: type[TrialogueError] = ConfigError, known: Iterable[str] = ()
 ) -> Any:

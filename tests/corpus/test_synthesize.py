@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import pytest
 from pyarrow import parquet
 
 from trialogue import Trajectory, find_domain
-from trialogue.config import SynthesizeConfig, load_config
+from trialogue.config import RunSettings, SftConfig, SynthesizeConfig, load_config
 from trialogue.corpus.corpus import Doubles, Forbidden, find_split, find_usual
 from trialogue.corpus.synthesize import decide_again, synthesize
+from trialogue.engine.models import BASE
 from trialogue.learn.examples import read_parquet
-from trialogue.run import Run, read_trajectories
+from trialogue.run import Run, read_about, read_trajectories
 from trialogue.view.report import to_report
 from trialogue.world.scaffold import write_domain
 
@@ -207,3 +209,15 @@ def test_a_scenario_is_on_one_side_for_good() -> None:
     sides = {(task.family, find_split(task, settings, 0)) for task in tasks}
     assert len(sides) == len({task.family for task in tasks})
     assert {side for _, side in sides} == {"train", "validation"}
+
+
+async def test_a_corpus_carries_the_marks_of_every_teacher(tmp_path: Path) -> None:
+    settings = SftConfig(domain="shop", run=RunSettings(directory=str(tmp_path), name="marked"))
+    marked = Run.create(settings.run, "sft", "shop", settings, 0, ["learned"])
+    shutil.copytree(BASE, marked.path / "model")
+    marked.close("finished")
+    mix = f'agent.mix=[{{model = "oracle"}}, {{model = "{marked.path}", weight = 0.000001}}]'
+    await synthesize(make(tmp_path, "run", "domain=shop", mix, "synthesize.count=1", "renderer.lenient=true"))
+    marks = read_about(tmp_path / "run")["marks"]
+    assert marks[0] == "learned"
+    assert marks[1].startswith("renderer.lenient=true")

@@ -31,6 +31,13 @@ def writer(sft_config: Callable[..., SftConfig], wall: str, tmp_path: Path) -> P
     return asyncio.run(sft(config))
 
 
+async def test_imitation_that_reads_leniently_is_marked(
+    sft_config: Callable[..., SftConfig], wall: str
+) -> None:
+    run = await sft(sft_config(domain=wall, sft__epochs=0.1, renderer__lenient=True))
+    assert any("renderer.lenient=true" in mark for mark in read_about(run)["marks"])
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lenient", [False, True])
 async def test_training_tells_near_calls(

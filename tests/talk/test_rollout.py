@@ -464,3 +464,21 @@ async def test_a_recording_cut_off_is_read_to_its_last_whole_line(tmp_path: Path
 def test_errors_of_a_domain_stay_errors_outside_a_rollout() -> None:
     with pytest.raises(DomainError, match="task broken, setup"):
         DOMAIN.open(BROKEN)
+
+
+@pytest.mark.parametrize("passes_first", [False, True])
+async def test_a_deadline_passes_beside_a_conversation_that_has_timed_out(passes_first: bool) -> None:
+    deadline = Deadline()
+
+    async def hold() -> None:
+        async with asyncio.timeout(0) as clock:
+            if not passes_first:
+                deadline.add(clock)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                deadline.cut()
+                deadline.add(clock)
+
+    with pytest.raises(TimeoutError):
+        await hold()

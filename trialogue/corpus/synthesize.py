@@ -33,10 +33,10 @@ from trialogue.lines import write_records
 from trialogue.run import (
     Run,
     State,
+    collect_marks,
     read_about,
     read_config,
     read_ledger,
-    read_marks,
     read_prompts,
     read_seconds,
     read_trajectories,
@@ -90,7 +90,7 @@ async def synthesize(
     if resume is not None:
         run = Run.resume(resume)
     else:
-        marks = read_marks(config.agent.model)
+        marks = collect_marks(config.agent.list_models(), config.renderer)
         run = Run.create(config.run, "synthesize", config.domain, config, config.seed, marks)
     with run.setting_up():
         run.add_prompts(collect_prompts(domain, workshop.tasks[:TOLD]))

@@ -95,7 +95,7 @@ def find_tasks(domain: Domain, config: TrainConfig) -> tuple[list[Task], list[Ta
     for step in range(config.training.steps):
         drawn = [task for draw in (0, 1) for task in choose_tasks(domain, config, step, draw, levels)]
         train += list({task.id: task for task in drawn}.values())[:size]  # two epochs may meet in a step
-    marks = find_marks(train, wanted, domain.reference or domain.name, config.learner.model)
+    marks = find_marks(train, config, domain.reference or domain.name, config.learner.model)
     if not config.training.eval_every:
         return train, train[:1], marks  # verl wants a file, and never looks at it
     split = config.training.eval_split or "dev"

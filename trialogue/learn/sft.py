@@ -71,7 +71,7 @@ async def sft(
     learned = [item if isinstance(item, Task) else item.task for item in source]
     tasks = [] if settings.examples.endswith(PARQUET) else learned  # its prompts are in the file
     origins = (config.learner.model, settings.examples)
-    marks = find_marks(learned, config.tasks, domain.reference or domain.name, *origins)
+    marks = find_marks(learned, config, domain.reference or domain.name, *origins)
     learner = load_learner(config.learner, config.seed)
     if resume is not None:
         run = Run.resume(resume)

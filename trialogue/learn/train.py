@@ -167,7 +167,7 @@ async def open_training(
     domain, parties = open_parties(config)
     tasks = choose_tasks(domain, config, 0, 0, config.tasks.levels)
     tasks = tasks if domain.endless else find_known(domain, config, config.tasks.levels)
-    marks = find_marks(tasks, config.tasks, domain.reference or domain.name, config.learner.model)
+    marks = find_marks(tasks, config, domain.reference or domain.name, config.learner.model)
     learner = load_learner(config.learner, config.seed, config.engine)
     reference = None
     if config.loss.kl:
@@ -177,8 +177,7 @@ async def open_training(
     if resume is not None:
         run = Run.resume(resume)
     else:
-        marked = [*marks, *config.renderer.marks]
-        run = Run.create(config.run, "train", config.domain, config, config.seed, marked)
+        run = Run.create(config.run, "train", config.domain, config, config.seed, marks)
     with run.setting_up():
         checkpoints = Checkpoints(run, learner, config.training.keep_checkpoints)
         known: dict[str, Any] = {}

@@ -18,10 +18,10 @@ from trialogue.run import (
     Kind,
     Run,
     State,
+    collect_marks,
     find_files,
     judge_file,
     read_ledger,
-    read_marks,
     read_prompts,
     read_seconds,
     read_trajectories,
@@ -80,8 +80,7 @@ async def evaluate(
     config = settle(config, kind, resume)
     domain, parties = open_parties(config)
     tasks = find_tasks(domain, config)
-    agents = (config.agent, *config.agent.mix)
-    marks = list(dict.fromkeys(mark for speaker in agents for mark in read_marks(speaker.model)))
+    marks = collect_marks(config.agent.list_models(), config.renderer)
     if marks:
         domain = replace(domain, notes={**domain.notes, "agent": "; ".join(marks)})
     if config.tasks.count is not None and len(tasks) < config.tasks.count:
@@ -98,9 +97,7 @@ async def evaluate(
     if resume is not None:
         run = Run.resume(resume)
     else:
-        run = Run.create(
-            config.run, kind, config.domain, config, config.seed, [*marks, *config.renderer.marks]
-        )
+        run = Run.create(config.run, kind, config.domain, config, config.seed, marks)
     with run.setting_up():
         recorded = [item for file in find_files(run.path) for item in read_trajectories(file)]
         parties.account.load(read_ledger(run.path))

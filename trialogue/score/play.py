@@ -39,6 +39,7 @@ class Played:
             "end": self.trajectory.end,
             "reward": None if reward is None else reward.value,
             "parts": {} if reward is None else reward.parts,
+            "success": None if reward is None else reward.is_success,
             "why": [] if reward is None else list(reward.why),
             "changes": [change._asdict() for change in self.changes],
             "error": self.trajectory.error,

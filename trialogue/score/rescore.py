@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from trialogue.digests import refuse_injured
 from trialogue.errors import ConfigError, RunError
 from trialogue.foreign import show_line
 from trialogue.reading import describe, reading
-from trialogue.run import find_run, judge_file, read_trajectories
+from trialogue.run import find_run, judge_file, read_settings, read_trajectories
 from trialogue.score.reward import PendingReward, regrade, with_reward
 from trialogue.seams import Seam
 from trialogue.settings import RewardSettings
@@ -103,12 +102,10 @@ def find_recorded_reward(path: Path, *, trust: bool = False) -> RewardSettings:
     """The reward settings of the run that a record belongs to. A name of code counts where the record is
     trusted."""
     run = find_run(path)
-    file = None if run is None else run / "config.json"
-    if file is None or not file.is_file():
+    if run is None or not (run / "config.json").is_file():
         return RewardSettings()
-    with reading(file, RunError):
-        settings: Any = json.loads(file.read_text(encoding="utf-8"))
-        recorded = RewardSettings.model_validate(settings.get("reward", {}))
+    with reading(run / "config.json", RunError):
+        recorded = RewardSettings.model_validate(read_settings(run).get("reward", {}))
     code = Seam().find_code(recorded.name)
     if code is not None and not trust:
         raise ConfigError(

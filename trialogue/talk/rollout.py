@@ -56,11 +56,15 @@ class Deadline:
     def cut(self) -> None:
         self.passed = True
         for clock in self._clocks:
-            clock.reschedule(asyncio.get_running_loop().time())
+            self._expire(clock)
 
     def add(self, clock: asyncio.Timeout) -> None:
         self._clocks.add(clock)
         if self.passed:
+            self._expire(clock)
+
+    def _expire(self, clock: asyncio.Timeout) -> None:
+        if not clock.expired():  # one that is ending its conversation cannot be rescheduled
             clock.reschedule(asyncio.get_running_loop().time())
 
     def drop(self, clock: asyncio.Timeout) -> None:

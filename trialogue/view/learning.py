@@ -119,20 +119,23 @@ def _ends(records: RunRecords) -> str:
 
 
 def _changes(records: RunRecords) -> str:
-    """Dev tasks that the last evaluation solves and the first does not, and the reverse."""
+    """Dev tasks that the last evaluation solves and the first does not, and the reverse. Tasks that failed in
+    either are left out."""
     files = [name for name in sorted(records.files) if name.startswith("eval-")]
     if len(files) < 2:
         return ""
     before, after = (
         {entry.task: entry for entry in records.files[name].entries} for name in (files[0], files[-1])
     )
+    graded = [
+        task
+        for task in sorted(before.keys() & after.keys())
+        if before[task].reward is not None and after[task].reward is not None
+    ]
+    won = {task: tuple(find_outcome(entry[task]) == "won" for entry in (before, after)) for task in graded}
     parts = ["## Gained and lost\n\nDev tasks, the first evaluation against the last."]
-    for title, was, now in (("Gained", "lost", "won"), ("Lost", "won", "lost")):
-        found = [
-            after[task]
-            for task in sorted(before.keys() & after.keys())
-            if find_outcome(before[task]) == was and find_outcome(after[task]) == now
-        ]
+    for title, change in (("Gained", (False, True)), ("Lost", (True, False))):
+        found = [after[task] for task in graded if won[task] == change]
         listed = "\n".join(f"- {_link(records, entry)}" for entry in found[:_LISTED])
         parts.append(f"**{title}** ({len(found)})" + (f"\n\n{listed}" if listed else ""))
     return "\n\n".join(parts)

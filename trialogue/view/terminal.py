@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence
 from trialogue.screen import Row, Screen, block, one_line
-from trialogue.trajectory import Trajectory, tell_near_calls, tell_no_success
+from trialogue.trajectory import SUCCESS, Trajectory, tell_near_calls, tell_no_success
 
 
 @contextmanager
@@ -139,7 +139,9 @@ def show_why(
         lines.append((f"no reward: {trajectory.error or 'not graded'} (blame: {trajectory.blame})", "red"))
     else:
         for name, value in reward.parts.items():
-            lines.append((f"{'✓' if value >= 1 else '✗'} {name}", "green" if value >= 1 else "red"))
+            lines.append(
+                (f"{'✓' if value >= SUCCESS else '✗'} {name}", "green" if value >= SUCCESS else "red")
+            )
         lines += [(f"  {text}", "default") for text in reward.why]
     if changes:
         lines.append(("changed:", "bold"))

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from trialogue.errors import ConfigError, DomainError, suggest
 from trialogue.foreign import show_line
-from trialogue.seams import describe_code, load_file, load_seam, loading
+from trialogue.seams import describe_code, load_file, load_seam, loading, to_absolute
 from trialogue.world.domain import Domain
 
 GROUP = "trialogue.domains"
@@ -133,7 +133,7 @@ def _from_reference(reference: str) -> Domain:
     if callable(found) and not isinstance(found, Domain):
         with loading(f"'{reference}'", kind=DomainError):
             found = found()
-    return _checked(found, reference)
+    return _checked(found, to_absolute(reference))
 
 
 def _checked(found: Any, reference: str) -> Domain:

@@ -8,7 +8,7 @@ import { ConversationList } from "./list.js";
 import { passed, state } from "./runs.js";
 
 const CONCURRENT = { agent: 0, user: 1, tools: 2, update: 3, evaluate: 4 };
-const OUTCOMES = [["", "any"], ["won", "won (1)"], ["lost", "lost (0)"], ["between", "between"], ["none", "failed, none"]];
+const OUTCOMES = [["", "any"], ["won", "won"], ["lost", "lost"], ["between", "between"], ["none", "failed, none"]];
 
 export class RunScreen {
   constructor(place, address) {
