@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,15 @@ async def test_a_key_that_is_quoted_is_in_no_file(tmp_path: Path, monkeypatch: p
     def agent(task: Task, seed: int) -> ScriptedModel | Quoting:
         return ScriptedModel([f"My key is {CANARY}."]) if seed % 2 else Quoting()
 
-    settings = ["tasks.count=6", "limits.observations=2", f"run.directory={tmp_path}", "run.name=r"]
-    await evaluate(load_config(EvalConfig, None, settings), agent=agent)
+    monkeypatch.setattr(sys.modules[__name__], "own_agent", agent, raising=False)
+    settings = [
+        f"agent.model={__name__}:own_agent",
+        "tasks.count=6",
+        "limits.observations=2",
+        f"run.directory={tmp_path}",
+        "run.name=r",
+    ]
+    await evaluate(load_config(EvalConfig, None, settings))
     run = tmp_path / "r"
     held = list(read_trajectories(run))
     assert {item.end for item in held} >= {"error"}

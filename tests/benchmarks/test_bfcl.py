@@ -116,7 +116,9 @@ def test_gold_is_right_and_functions_appear_in_time(package: Path) -> None:
     assert check(domain).problems == []
 
 
-def test_the_score_is_the_mean_of_the_four_categories(package: Path, tmp_path: Path, announced: Path) -> None:
+def test_the_score_is_the_mean_of_the_four_categories(
+    package: Path, tmp_path: Path, announced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for place in ("data", "data/possible_answer"):  # one category has more entries than the others
         file = package / "bfcl_eval" / place / "BFCL_v4_multi_turn_base.json"
         file.write_text(file.read_text() + file.read_text().replace("_0", "_1"))
@@ -126,8 +128,10 @@ def test_the_score_is_the_mean_of_the_four_categories(package: Path, tmp_path: P
     def agent(task: Any, seed: int) -> Any:
         return ScriptedModel(["Done."]) if task.family == "long_context" else domain.oracle(task, seed)
 
-    settings = ["domain=bfcl:all", f"data={package}", f"run.directory={tmp_path}", "run.name=all"]
-    result = asyncio.run(evaluate(load_config(EvalConfig, None, settings), agent=agent))
+    monkeypatch.setattr(sys.modules[__name__], "own_agent", agent, raising=False)
+    own = f"agent.model={__name__}:own_agent"
+    settings = [own, "domain=bfcl:all", f"data={package}", f"run.directory={tmp_path}", "run.name=all"]
+    result = asyncio.run(evaluate(load_config(EvalConfig, None, settings)))
     assert (result["asked"], result["pass^1"], result["family_mean"]) == (5, 0.8, 0.75)
     assert "mean of the families' pass^1 is 0.750" in write_report(tmp_path / "all").read_text()
 

@@ -84,7 +84,8 @@ async def test_cancelling_frees_the_request(open_engine):
     await engine.end_session("doomed")
     await engine.end_session("never known")
     await asyncio.sleep(0.05)
-    assert not engine.sampler.is_busy
+    assert not engine.sampler.waiting
+    assert not engine.sampler.active
     assert list(engine.sampler.sessions) == ["other"]
     (completion,) = await engine.sample([[1, 2]], SamplingParams(max_tokens=2), session="doomed")
     assert len(completion.tokens) == 2

@@ -84,6 +84,19 @@ def half_right(task: Task, seed: int) -> Model:
     return ScriptedModel([call("cancel", order_id="none")] if task.id == "t1" else script)
 
 
+def make_right(task: Task, seed: int) -> Model:
+    return ScriptedModel([call("cancel", order_id=f"W{task.id[1:]}"), "Done."])
+
+
+def spoken(
+    config: EvalConfig, agent: Callable[[Task, int], Model], monkeypatch: pytest.MonkeyPatch
+) -> EvalConfig:
+    """The configuration with an agent of one's own, by name."""
+    monkeypatch.setattr(sys.modules[__name__], "own_agent", agent, raising=False)
+    speaker = config.agent.model_copy(update={"model": f"{__name__}:own_agent"})
+    return config.model_copy(update={"agent": speaker})
+
+
 class Fails:
     async def reply(self, turns: Any, tools: Any) -> Reply:
         raise ModelError("down", "infrastructure")
@@ -128,8 +141,11 @@ async def test_what_both_sides_are_told_is_kept_and_hashed(config: EvalConfig, t
     assert (await evaluate(kind))["prompts"] != result["prompts"]
 
 
-async def test_every_reward_is_reproduced_from_the_file_alone(config: EvalConfig) -> None:
-    result = await evaluate(config, agent=half_right)
+async def test_every_reward_is_reproduced_from_the_file_alone(
+    config: EvalConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = await evaluate(spoken(config, half_right, monkeypatch))
+    assert result["agent"] == f"{__name__}:own_agent"
     assert result["ends"] == {"error": 6, "max_turns": 2, "user_stop": 4}
     assert (result["pass^1"], result["tasks"], result["failed"]) == (pytest.approx(2 / 3), 3, 6)
     rows = rescore(Path(result["run"]), trust=True)
@@ -169,8 +185,15 @@ async def test_a_changed_record_is_noticed(config: EvalConfig, kind: str) -> Non
 
 
 async def test_a_run_that_was_cut_off_is_gone_on_with(
-    config: EvalConfig, crash: Callable[[Path], None]
+    config: EvalConfig, crash: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[str] = []
+
+    def agent(task: Task, seed: int) -> Model:
+        asked.append(task.id)
+        return ScriptedModel([call("cancel", order_id=f"W{task.id[1:]}"), "Done."])
+
+    config = spoken(config, agent, monkeypatch)
     whole = await evaluate(named(config, "whole"))
     result = await evaluate(config)
     path = Path(result["run"])
@@ -178,13 +201,8 @@ async def test_a_run_that_was_cut_off_is_gone_on_with(
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:3]) + lines[3][:100])
     crash(path)
-    asked: list[str] = []
-
-    def agent(task: Task, seed: int) -> Model:
-        asked.append(task.id)
-        return ScriptedModel([call("cancel", order_id=f"W{task.id[1:]}"), "Done."])
-
-    again = await evaluate(config, resume=path, agent=agent)
+    asked.clear()
+    again = await evaluate(config, resume=path)
     assert sorted(asked) == ["t1", "t2", "t2", "t3", "t3"]
     assert sorted(item.id for item in read_trajectories(path)) == sorted(
         f"t{task}/{trial}" for task in range(4) for trial in range(2)
@@ -192,7 +210,7 @@ async def test_a_run_that_was_cut_off_is_gone_on_with(
     assert (again["pass^1"], again["conversations"]) == (whole["pass^1"], whole["conversations"])
     assert all(row.same for row in rescore(path, trust=True))
     asked.clear()
-    done = await evaluate(config, resume=path, agent=agent)
+    done = await evaluate(config, resume=path)
     assert asked == []
     assert done["conversations"] == 8
 
@@ -217,8 +235,12 @@ async def test_a_run_is_gone_on_with_from_another_folder(
     assert resumed["conversations"] == 8
 
 
-async def test_failed_conversations_are_tried_again_when_a_run_goes_on(config: EvalConfig) -> None:
-    result = await evaluate(config, agent=half_right)
+async def test_failed_conversations_are_tried_again_when_a_run_goes_on(
+    config: EvalConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = spoken(config, half_right, monkeypatch)
+    result = await evaluate(config)
+    monkeypatch.setattr(sys.modules[__name__], "own_agent", make_right)
     again = await evaluate(config, resume=Path(result["run"]))
     assert again["conversations"] == 8
     assert again["tasks"] == 4

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, get_args
 
 import pytest
+from shop_agents import make_says_done, make_transfers_all
 
 from trialogue.errors import ConfigError
 from trialogue.score.reward import grade
@@ -17,7 +18,6 @@ from trialogue.world.domains.shop import domain
 from trialogue.world.domains.shop.catalogue import COLOURS, KINDS, make_database
 from trialogue.world.domains.shop.database import Reason, Topic
 from trialogue.world.domains.shop.generate import FAMILIES, LEVELS
-from trialogue.world.domains.shop.naive import make_says_done, make_transfers_all
 from trialogue.world.domains.shop.oracle import make_oracle
 from trialogue.world.domains.shop.wording import collect_texts, list_texts, read_wording
 

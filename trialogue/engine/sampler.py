@@ -120,10 +120,6 @@ class BatchSampler:
         if cached is not None and cached.request is None:
             self._release(cached)
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.waiting or self.active)
-
     def step(self) -> list[SamplingRequest]:
         """Advance every request that fits; returns those that ended, with a completion or an error."""
         self.clock += 1

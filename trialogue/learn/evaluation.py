@@ -34,11 +34,6 @@ class Evaluation:
     checks: Checks
     watch: Watch | None = None
 
-    def is_due(self, step: int) -> bool:
-        """Whether the agent is evaluated after this step."""
-        every = self.config.training.eval_every
-        return every > 0 and (step % every == 0 or step == self.config.training.steps)
-
     def is_recorded(self, step: int) -> bool:
         """Whether the evaluation after a step is on record. One that was stopped is held after resuming."""
         lines = read_metrics(self.run.path)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from trialogue.engine.api import Engine, LossFunction, OptimParams, Row, find_conversations
+from trialogue.engine.api import Engine, OptimParams, Row, find_conversations
 from trialogue.learn.advantages import Advantage
+from trialogue.learn.checks import Checks
 from trialogue.learn.collect import Collector, Gate
+from trialogue.learn.losses import OwnLoss, PolicyLoss
 from trialogue.learn.rows import add_elsewhere, build_rows
 from trialogue.talk.rollout import derive_seed
 from trialogue.trajectory import Group
@@ -21,7 +23,7 @@ from trialogue.trajectory import Group
 class Record(Protocol):
     """Keeps what happens in a step and checks it."""
 
-    checks: Any
+    checks: Checks
 
     def see_conversations(self, step: int, groups: Sequence[Group], rows: Sequence[Row]) -> None: ...
 
@@ -33,7 +35,7 @@ class Method:
     """What an update computes, and how."""
 
     advantage: Advantage
-    loss: LossFunction
+    loss: PolicyLoss | OwnLoss
     temperature: float = 1.0
     """The temperature that the agent sampled with."""
     mini_batches: int = 1
@@ -77,7 +79,7 @@ async def update(
     for first in range(0, len(conversations), size):
         chosen = conversations[first : first + size]
         part = [rows[index] for members in chosen for index in members]
-        if getattr(method.loss, "needs_elsewhere", False) and len(part) > len(chosen):
+        if method.loss.needs_elsewhere and len(part) > len(chosen):
             part = add_elsewhere(part, await engine.forward(part, method.temperature))
         outputs = await engine.forward_backward(part, method.loss, temperature=method.temperature)
         parts.append(outputs.metrics | await engine.optim_step(optim))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import LossSettings
-from trialogue.engine.api import LossFunction, TokenBatch
+from trialogue.engine.api import TokenBatch
 from trialogue.errors import ConfigError
 from trialogue.seams import check_signature, describe_value, load_seam, loading
 from trialogue.settings import LOSSES
@@ -27,7 +27,7 @@ LOG_BOUND = 20.0
 gradient would be NaN."""
 
 
-def find_loss(settings: LossSettings) -> LossFunction:
+def find_loss(settings: LossSettings) -> PolicyLoss | OwnLoss:
     """The loss that `loss.name` names. A loss of your own is a function `(new_logprobs, batch)` that returns
     a scalar and metrics, an object with such a `__call__`, or a class of such objects."""
     if settings.name in LOSSES:

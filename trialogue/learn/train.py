@@ -110,7 +110,7 @@ class TrainingRun:
             record = StepRecord(
                 self.run, self.config, self.collector, self.parties, self.checks, self.marks, seen, self.watch
             )
-            if self.evaluation.is_due(self.reached) and not self.evaluation.is_recorded(self.reached):
+            if self.is_evaluation_due() and not self.evaluation.is_recorded(self.reached):
                 await self.evaluation.evaluate(self.reached)
             for step in range(self.reached, steps):
                 record.begin(engine.weight_version)
@@ -120,7 +120,7 @@ class TrainingRun:
                 metrics = record.finish(step)
                 self.collector.adjust_level(metrics.get("reward", 0.0))
                 is_stopping = interrupt.asked  # read once: what is stopped has been saved
-                if not is_stopping and self.evaluation.is_due(self.reached):
+                if not is_stopping and self.is_evaluation_due():
                     await self.evaluation.evaluate(self.reached)
                 if is_stopping or self.is_save_due():
                     await self.save()
@@ -131,6 +131,11 @@ class TrainingRun:
     def is_save_due(self) -> bool:
         training = self.config.training
         return self.reached == training.steps or self.reached % training.checkpoint_every == 0
+
+    def is_evaluation_due(self) -> bool:
+        training = self.config.training
+        every = training.eval_every
+        return every > 0 and (self.reached % every == 0 or self.reached == training.steps)
 
     async def save(self) -> None:
         """Save a checkpoint after the step reached."""

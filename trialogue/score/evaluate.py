@@ -32,7 +32,7 @@ from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle
 from trialogue.talk.budget import add_up, find_price
 from trialogue.talk.find import find_model
-from trialogue.talk.model import ModelSource, save_tokenizer
+from trialogue.talk.model import save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.replay import Recorder
 from trialogue.talk.rollout import rollout
@@ -68,13 +68,11 @@ async def evaluate(
     resume: Path | None = None,
     started: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
-    agent: ModelSource | None = None,
 ) -> dict[str, Any]:
     """Evaluate and return the result, which is also in the run's `metrics.jsonl`.
 
-    `agent` puts a model that is already there in place of the one the configuration names. With `resume`
-    the configuration is the run's own, and conversations on record are not held again. `started` is told
-    the run directory as soon as there is one.
+    With `resume` the configuration is the run's own, and conversations on record are not held again.
+    `started` is called with the run directory as soon as it exists.
     """
     began = monotonic()
     config = settle(config, kind, resume)
@@ -86,10 +84,8 @@ async def evaluate(
     if config.tasks.count is not None and len(tasks) < config.tasks.count:
         fewer = f"{config.tasks.count} were asked for, there are {len(tasks)}"
         domain = replace(domain, notes={**domain.notes, "tasks": fewer})
-    given = agent
-    agent = given or find_model(config.agent, "agent", domain, config.limits, config.seed, parties.account)
-    if given is None:
-        parties.opened.append(agent)
+    agent = find_model(config.agent, "agent", domain, config.limits, config.seed, parties.account)
+    parties.opened.append(agent)
     judge = None
     if config.judge.model:
         judge = find_model(config.judge, "user", domain, config.limits, config.seed, parties.account, "judge")

@@ -4,6 +4,7 @@ of your own as `module:name`."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from trialogue.config import Limits, Speaker
@@ -62,7 +63,9 @@ def find_model(
     if kind == "agenda" and not rest:
         if side == "agent":
             raise ConfigError("agent: agenda plays the user; the agent that knows each task is oracle")
-        return domain.user or _agenda(domain.rules.stop_tokens[0])
+        from trialogue.talk.agenda import make_agenda_user
+
+        return domain.user or partial(make_agenda_user, stop=domain.rules.stop_tokens[0])
     if kind == "human" and not rest:
         from trialogue.talk.human import HumanModel
 
@@ -134,9 +137,3 @@ def _naive(task: Task, seed: int) -> Model:
     from trialogue.talk.scripted import ScriptedModel
 
     return ScriptedModel(["It is done. Anything else?"])
-
-
-def _agenda(stop: str) -> ModelSource:
-    from trialogue.talk.agenda import make_agenda_user
-
-    return lambda task, seed: make_agenda_user(task, seed, stop)
