@@ -296,7 +296,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path, crash: Call
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 130, errors
-    assert "trialogue eval --resume runs/cut --trust\n" in errors
+    assert "trialogue eval --resume runs/cut domain=slow.py\n" in errors
     assert "Traceback" not in errors
     about = json.loads((folder / "runs" / "cut" / "run.json").read_text())
     assert about["state"] == "stopped"
@@ -372,7 +372,7 @@ def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
     assert set(asked["breaches"]) == {"identity first", "confirm"}
     done = run(folder, "eval", "bakery", "--agent", "human", "run.name=left")
     assert done.returncode == 130
-    assert "trialogue eval --resume runs/left --trust" in done.stderr
+    assert "trialogue eval --resume runs/left domain=bakery" in done.stderr
 
 
 def test_an_endpoint_is_billed_recorded_and_played_back_without_it(folder: Path) -> None:
