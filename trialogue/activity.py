@@ -1,7 +1,7 @@
-"""What the process is doing, for whoever shows it: phases within each other, and counts that only grow.
+"""Progress of the process: nested phases, each with a count that only grows.
 
-Long work opens a phase where it is done: `with phase("check", 100) as seen: seen.done += 1`. What shows it at
-least every ten seconds is `view/heartbeat.py`. Nothing here prints.
+Code that runs long opens a phase: `with phase("check", 100) as seen: seen.done += 1`. `view/heartbeat.py`
+shows it at least every ten seconds. Nothing here prints.
 """
 
 from __future__ import annotations

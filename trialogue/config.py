@@ -1,7 +1,7 @@
 """The configuration: one typed tree, read from a TOML file and `key.sub=value` overrides.
 
-A docstring under a field is its help; `trialogue config` prints them all. The sections about learning are in
-`trialogue.settings`.
+The docstring under a field is its help text, which `trialogue config` prints. The sections about learning are
+in `trialogue.settings`.
 """
 
 from __future__ import annotations
@@ -35,89 +35,89 @@ from trialogue.settings import (
 
 
 class InDomain(Section):
-    """What every verb that works in a domain is told first."""
+    """Settings of every verb that works in a domain."""
 
     domain: str = "shop"
     """A name, module:name, or path to a file or folder: DOMAIN on the command line."""
     data: str | None = None
-    """Folder with a benchmark's data; the environment variable TRIALOGUE_DATA where empty."""
+    """Folder with a benchmark's data. Default: the environment variable TRIALOGUE_DATA."""
     seed: int = 0
     """Seed of every random choice."""
     reward: RewardSettings = RewardSettings()
 
 
 class Limits(Section):
-    """When a conversation ends although nobody ended it."""
+    """Limits at which a conversation is ended."""
 
     observations: int = Field(default=30, ge=1)
-    """Tool results and user messages in one conversation; then it ends as max_turns and scores 0."""
+    """Tool results and user messages in one conversation. At the limit it ends as max_turns and scores 0."""
     reply_tokens: int = Field(default=1024, ge=1)
-    """Tokens in one reply of the agent; a longer one ends the conversation as too_long, scoring 0."""
+    """Tokens in one reply of the agent. A longer one ends the conversation as too_long with score 0."""
     context_tokens: int = Field(default=32768, ge=16)
-    """Tokens of the whole conversation as the agent sees it; beyond it ends as too_long."""
+    """Tokens of the whole conversation as the agent sees it. A longer one ends as too_long."""
     tool_errors: int = Field(default=10, ge=1)
-    """Refused or malformed calls in a row; then the conversation ends as max_turns and scores 0."""
+    """Refused or malformed calls in a row. At the limit the conversation ends as max_turns and scores 0."""
     seconds: float = Field(default=600.0, gt=0)
-    """Wall-clock time of one conversation; beyond it fails, unscored."""
+    """Wall-clock seconds of one conversation. A longer one fails and gets no score."""
     calls: int = Field(default=64, ge=1, le=1000)
-    """Tool calls in one message; the first one beyond is refused, and the rest are dropped."""
+    """Tool calls in one message. The first call over the limit is refused, and the rest are dropped."""
     first_call_only: bool = False
     """Keep only the first tool call of a message, as TAU-bench does."""
 
 
 Price = tuple[float, float] | tuple[float, float, float]
-"""Money for a million prompt tokens, completion tokens and, where they cost less, cached prompt tokens."""
+"""US dollars per million prompt tokens, completion tokens and, if they cost less, cached prompt tokens."""
 
 
 SPEAKERS = Seam(frozenset({"local", "openai", "replay", "scripted"}))
 
 
 class Speaker(Section):
-    """Who speaks for one side."""
+    """The model that plays one side."""
 
     model: Annotated[str, SPEAKERS] = ""
     """oracle, teacher, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, a checkpoint's folder,
     or module:name of async def agent(messages, tools), or of a function (task, seed) that returns a Model."""
     otherwise: Annotated[str | None, SPEAKERS] = None
-    """Who speaks where a replay: has no reply for what was said; without it the conversation fails."""
+    """Model that answers if a replay: has no recorded reply. Default: the conversation fails."""
     renderer: RendererName = None
-    """How messages become tokens where the model runs in this process, as in learner.renderer."""
+    """How messages become tokens if the model runs in this process, as in learner.renderer."""
     base_url: str | None = None
-    """Endpoint of an openai: model; OPENAI_BASE_URL where empty."""
+    """Endpoint of an openai: model. Default: OPENAI_BASE_URL."""
     api_key_env: str = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key. The key itself is never written anywhere."""
     prompt: str = "domain"
-    """What a user is told: domain (the benchmark's own prompt where it has one, else guidelines and
+    """Prompt of a simulated user: domain (the benchmark's own prompt if it has one, else guidelines and
     scenario), house (guidelines and scenario), scenario (alone), card (facts and wishes in one line, for
-    small models), or a file in which {scenario} and {stop} are filled in."""
+    small models), or a file in which {scenario} and {stop} are replaced."""
     dynamics: Literal["off", "light", "heavy"] = "off"
-    """How strongly users who play by prompt differ in manner: traits drawn by each conversation's seed."""
+    """How much prompted users differ in manner. Each conversation's seed draws the traits."""
     personas: str | None = None
-    """A TOML file of traits or a JSONL file of personas in place of the built-in ones."""
+    """A TOML file of traits or a JSONL file of personas that replaces the built-in ones."""
     mix: tuple[Share, ...] = ()
-    """Several models in place of one, each with its settings and weight."""
+    """Several models instead of one, each with its own settings and weight."""
     mix_by: Literal["conversation", "task"] = "conversation"
-    """Whether each conversation of a group draws its model, or the whole group has one."""
+    """Draw a model for each conversation, or one for all conversations of a task."""
     temperature: float | None = Field(default=None, ge=0)
-    """Sampling temperature; the endpoint's own default where empty."""
+    """Sampling temperature. Default: the endpoint's own."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """Nucleus sampling; off where empty."""
+    """Nucleus sampling. Default: off."""
     timeout: float = Field(default=60.0, gt=0)
     """Seconds one request may take."""
     retries: int = Field(default=4, ge=0)
-    """How often a request is tried again after a passing fault, waiting longer each time; 0 fails at once."""
+    """How often a request is retried after a temporary error, with growing delays. 0: never."""
     concurrency: int = Field(default=64, ge=1)
     """Requests under way at once."""
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """Limit of the endpoint, kept by pacing; none where empty."""
+    """Rate limit of the endpoint. Requests are delayed to stay below it. Default: none."""
     tokens_per_minute: float | None = Field(default=None, gt=0)
-    """Limit of the endpoint, kept by pacing; none where empty."""
+    """Rate limit of the endpoint. Requests are delayed to stay below it. Default: none."""
     outage: float = Field(default=900.0, ge=0)
-    """Seconds to wait for an endpoint that is down to come back, before conversations fail."""
+    """Seconds to wait for an endpoint that is down before conversations fail."""
     answer_bytes: int = Field(default=16_000_000, ge=1024)
-    """Longest answer that is read, in bytes after decompression; a longer one is a fault of the endpoint."""
+    """Largest answer that is read, in bytes after decompression. A larger one is an error of the endpoint."""
     price: Price | None = None
-    """Money for a million prompt, completion and perhaps cached tokens; from the price table where empty."""
+    """US dollars per million prompt, completion and (optional) cached tokens. Default: the price table."""
 
     def list_models(self) -> list[str]:
         """Every model that may speak."""
@@ -128,19 +128,19 @@ class Share(Speaker):
     """One model of several."""
 
     weight: float = Field(default=1.0, gt=0)
-    """How often it is drawn, beside the others' weights."""
+    """How often it is drawn, relative to the other weights."""
 
 
 Speaker.model_rebuild()
 
 
 class Tasks(Section):
-    """Which tasks."""
+    """The tasks that are used."""
 
     split: str = "test"
     """Name of the split, such as train, dev or test."""
     count: int | None = Field(default=None, ge=1)
-    """How many tasks; all of a finite domain, or 100 of an endless one, where empty."""
+    """Number of tasks. Default: all of a finite domain, 100 of an endless one."""
     trials: int = Field(default=1, ge=1)
     """Conversations per task."""
     levels: tuple[int, ...] = ()
@@ -151,7 +151,7 @@ class Tasks(Section):
     """Give the tasks that are learned from fresh names, numbers and addresses each time. Where empty: if the
     domain has a list of tasks. Tasks that are evaluated on keep theirs."""
     allow_test_split: bool = False
-    """Let train and sft learn from tasks of the test split; the run and all its results are marked."""
+    """Let train and sft learn from tasks of the test split. The run and all its results are marked."""
 
 
 class Rollout(Section):
@@ -160,28 +160,28 @@ class Rollout(Section):
     concurrency: int = Field(default=64, ge=1)
     """Conversations under way at once."""
     redraws: int = Field(default=2, ge=0)
-    """How often a failed conversation is held anew before it is given up."""
+    """How often a failed conversation is repeated before it is given up."""
 
 
 class Budget(Section):
-    """What the endpoints of a run may cost. The run stops, everything saved, before a limit is passed."""
+    """What the endpoints of a run may cost. The run saves everything and stops before it exceeds a limit."""
 
     usd: float | None = Field(default=None, gt=0)
-    """Money; no limit where empty."""
+    """US dollars. Default: no limit."""
     tokens: int | None = Field(default=None, gt=0)
-    """Prompt and completion tokens; no limit where empty."""
+    """Prompt and completion tokens. Default: no limit."""
     prices: dict[str, Price] = {}
-    """Prices by model, over the table that comes with the package."""
+    """Prices by model. They override the table that comes with the package."""
 
 
 class AuditSettings(Section):
     """Whether the simulated user kept to its role."""
 
     policy: Literal["keep", "exclude", "report"] = "report"
-    """keep: no audit; report: findings are written down and counted, nothing else changes; exclude: a
-    conversation with findings is left out of figures and baselines and held anew, within rollout.redraws."""
+    """keep: no audit. report: findings are recorded and counted, and nothing else changes. exclude: a
+    conversation with findings is left out of figures and baselines and repeated, up to rollout.redraws."""
     judge: Speaker = Speaker()
-    """A model that reads each conversation besides the rules; nobody where empty."""
+    """A model that reads each conversation in addition to the rules. Default: none."""
 
 
 class RunSettings(Section):
@@ -190,18 +190,18 @@ class RunSettings(Section):
     directory: str = "runs"
     """Folder that holds the run directories."""
     name: str | None = None
-    """Name of the run directory; made from kind, domain and time where empty."""
+    """Name of the run directory. Default: kind, domain and time."""
     track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Trackers that hear every figure as well, each through its own package."""
+    """Trackers that also receive every figure, each through its own package."""
 
 
 class TrainConfig(InDomain):
-    """Everything `train` can be told."""
+    """Settings of `train`."""
 
     learner: LearnerSettings = LearnerSettings()
     user: Speaker = Speaker(model="agenda")
     simulator: Speaker = Speaker()
-    """Who answers for the tools of a drafted scenario."""
+    """Model that simulates the tools of a drafted scenario."""
     tasks: Tasks = Tasks(split="train")
     renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits(reply_tokens=64, context_tokens=1024)
@@ -219,7 +219,7 @@ class TrainConfig(InDomain):
 
 
 class PlanConfig(TrainConfig):
-    """Everything `plan` can be told: what `train` can, and what is assumed."""
+    """Settings of `plan`: those of `train`, and its assumptions."""
 
     plan: PlanSettings = PlanSettings()
 
@@ -228,13 +228,13 @@ class SftSettings(Section):
     """Supervised fine-tuning on recorded conversations."""
 
     examples: str = "oracle"
-    """A run (of a synthesis: what was accepted), a JSONL file of trajectories, a parquet file with messages
-    and tools, or conversations held on the spot with the domain's user: of its oracle (oracle; of the
-    teacher, where it has none), or of the teacher."""
+    """A run (of synthesize: its accepted conversations), a JSONL file of trajectories, a parquet file with
+    messages and tools, or new conversations with the domain's user: oracle (the teacher, if the domain has no
+    oracle) or teacher."""
     count: int = Field(default=6000, ge=1)
     """Conversations the oracle or teacher holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
-    """How faulty the oracle is: the chance of each kind of mistake."""
+    """Probability of each kind of mistake that the oracle makes."""
     only_successes: bool = True
     """Leave out conversations whose reward does not count as a success."""
     side: Literal["agent", "user"] = "agent"
@@ -244,9 +244,9 @@ class SftSettings(Section):
     batch: int = Field(default=12, ge=1)
     """Conversations in one optimizer step."""
     validation: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the examples kept apart to measure the loss on, where they have no such part of their own."""
+    """Share of the examples held out to measure the loss, unless they have a validation part."""
     eval_tasks: int = Field(default=0, ge=0)
-    """Tasks played before and after, one greedy conversation each; 0 is none."""
+    """Tasks played before and after training, one greedy conversation each. 0: none."""
     eval_split: str = "dev"
     """Split of these tasks."""
     checkpoint_every: int = Field(default=200, ge=1)
@@ -254,12 +254,12 @@ class SftSettings(Section):
 
 
 class SftConfig(InDomain):
-    """Everything `sft` can be told."""
+    """Settings of `sft`."""
 
     learner: LearnerSettings = LearnerSettings()
     user: Speaker = Speaker(model="agenda")
     simulator: Speaker = Speaker()
-    """Who answers for the tools of a drafted scenario, where tasks of it are played."""
+    """Model that simulates the tools of a drafted scenario, if its tasks are played."""
     sft: SftSettings = SftSettings()
     tasks: Tasks = Tasks(split="train")
     optimizer: Optimizer = Optimizer(learning_rate=2e-3, warmup=20, schedule="linear")
@@ -270,14 +270,14 @@ class SftConfig(InDomain):
 
 
 class EvalConfig(InDomain):
-    """Everything `eval` and `rollout` can be told."""
+    """Settings of `eval` and `rollout`."""
 
     agent: Speaker = Speaker(model="oracle")
     user: Speaker = Speaker(model="agenda")
     judge: Speaker = Speaker()
-    """Who judges what only a reader can, where a benchmark asks for it; left out where empty."""
+    """Model that judges what no rule can, if a benchmark requires it. Default: such checks are left out."""
     simulator: Speaker = Speaker()
-    """Who answers for the tools of a drafted scenario."""
+    """Model that simulates the tools of a drafted scenario."""
     tasks: Tasks = Tasks()
     renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits()
@@ -291,19 +291,19 @@ class Synthesis(Section):
     """How a corpus of conversations is made."""
 
     count: int = Field(default=1000, ge=1)
-    """Distinct, verified conversations to end up with."""
+    """Number of distinct, verified conversations to accept."""
     attempts: float = Field(default=3.0, ge=1)
-    """How many are held for that at most, as a multiple of the count."""
+    """Most conversations that are held, as a multiple of the count."""
     similar: float = Field(default=0.9, gt=0, le=1)
-    """Share of common word triples from which two conversations count as one; 1 drops only equal ones."""
+    """Share of common word triples from which two conversations count as equal. 1 drops only exact copies."""
     balance: float = Field(default=2.0, ge=0)
-    """How many times its even share of the count a family of tasks may have; 0 is off."""
+    """Most conversations of a family of tasks, as a multiple of its even share of the count. 0: off."""
     validation: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the scenarios kept apart for validation."""
+    """Share of the scenarios held out for validation."""
     split_by: Literal["task", "family"] = "task"
-    """What a scenario is: all conversations of a task, or of a family of tasks, are on one side."""
+    """What is split: all conversations of a task, or of a family of tasks, go to the same part."""
     against: tuple[str, ...] = ()
-    """Sets that must not be taught, each DOMAIN/SPLIT: conversations that give one of their tasks away are
+    """Sets of tasks that must not leak, each DOMAIN/SPLIT. Conversations that reveal one of these tasks are
     left out."""
     free_text: tuple[str, ...] = (
         "comment",
@@ -320,19 +320,19 @@ class Synthesis(Section):
         "thought",
         "title",
     )
-    """Parameters (name or tool.name) that may hold the agent's own words; ids and numbers in them must be
-    known all the same."""
+    """Parameters (name or tool.name) that may hold the agent's own words. Ids and numbers in them must still
+    come from the conversation."""
 
 
 class SynthesizeConfig(InDomain):
-    """Everything `synthesize` can be told."""
+    """Settings of `synthesize`."""
 
     agent: Speaker = Speaker(model="oracle")
     user: Speaker = Speaker(model="agenda")
     judge: Speaker = Speaker()
-    """Who reads what was verified and scores it by a rubric; nobody where empty."""
+    """Model that scores verified conversations by a rubric. Default: none."""
     simulator: Speaker = Speaker()
-    """Who answers for the tools of a drafted scenario."""
+    """Model that simulates the tools of a drafted scenario."""
     tasks: Tasks = Tasks(split="train")
     renderer: RendererSettings = RendererSettings()
     limits: Limits = Limits()
@@ -343,16 +343,16 @@ class SynthesizeConfig(InDomain):
 
 
 class DraftConfig(Section):
-    """Everything `draft` can be told."""
+    """Settings of `draft`."""
 
     folder: str = ""
-    """Where the scenario is or shall be."""
+    """Folder of the scenario."""
     brief: str | None = None
-    """A file that says what a new scenario is about."""
+    """A file that describes a new scenario."""
     tasks: int = Field(default=10, ge=0)
-    """Tasks to draft, besides those that are there."""
+    """Number of tasks to add."""
     repairs: int = Field(default=3, ge=0)
-    """How often a draft that cannot be used is asked for again."""
+    """How often an unusable draft is requested again."""
     seed: int = 0
     """Seed of every random choice."""
     drafter: Speaker = Speaker(timeout=300.0)
@@ -368,7 +368,7 @@ KINDS: dict[str, type[Section]] = {
     "train": TrainConfig,
     "plan": PlanConfig,
 }
-"""What each verb is told."""
+"""The configuration of each verb."""
 C = TypeVar("C", bound=Section)
 R = TypeVar("R", EvalConfig, PlanConfig, SftConfig, SynthesizeConfig, TrainConfig)
 
@@ -379,9 +379,9 @@ def load_config(
     overrides: Iterable[str] = (),
     known: C | None = None,
 ) -> C:
-    """Lay a file (if any) over what is `known`, and `key.sub=value` over both, and check the whole.
+    """Override what is `known` with a file (if any), then with `key.sub=value`, and check the result.
 
-    Values are TOML (`3`, `true`, `"text"`, `[1, 2]`); what is no TOML is taken as text.
+    Values are TOML (`3`, `true`, `"text"`, `[1, 2]`). Anything that is not TOML is text.
     """
     data = known.model_dump(mode="json") if known is not None else {}
     if file is not None:
@@ -395,10 +395,10 @@ def load_config(
 
 
 def to_config(kind: type[C], data: Mapping[str, Any], where: str) -> C:
-    """Check plain data against the tree; an error names every wrong key and what is allowed.
+    """Check plain data against the tree. An error names every wrong key and what is allowed.
 
-    What a section leaves out has the default of this kind: `TrainConfig` trains on the train split, whatever
-    else is said about its tasks.
+    Missing keys get the default of this kind: `TrainConfig` uses the train split even if its section `tasks`
+    sets other keys.
     """
     try:
         return kind.model_validate(_over(kind().model_dump(mode="json"), data))
@@ -415,7 +415,7 @@ def to_config(kind: type[C], data: Mapping[str, Any], where: str) -> C:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """One tree laid over another, section by section."""
+    """Merge two trees, section by section. The second one wins."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -441,7 +441,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
-    """A value of TOML, or a text: what looks like a date is one too, for no setting is a date."""
+    """A TOML value or a text. Dates are texts, because no setting is a date."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Files that survive: after a crash, a power cut or a full disk there is what was before, or what was to be.
+"""Atomic file writes: after a crash, a power cut or a full disk, a file has its old or its new content.
 
-Lines are appended whole or not at all, files and folders get their name when they are complete, and a folder
-is sealed with a manifest of its files' hashes, by which a damaged one is recognised.
+Lines are appended whole or not at all. Files and folders get their name when they are complete. The manifest
+of a sealed folder holds the hashes of its files, so that damage is found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_ROOM_TEXTS = ("No space left on device", "Disk quota exceeded", "File too la
 
 @contextmanager
 def saving(what: Path) -> Generator[None]:
-    """Turn the faults of a disk into one readable error; a full one is told apart."""
+    """Turn disk errors into one readable error. A full disk has its own message."""
     try:
         yield
     except RunError:
@@ -44,19 +44,19 @@ def saving(what: Path) -> Generator[None]:
 
 
 def is_no_room(error: BaseException) -> bool:
-    """Whether a disk was full. Libraries that write for us tell so in words only."""
+    """Whether a disk was full. Some libraries report this only in the text of the error."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return True
     return any(text in str(error) for text in _NO_ROOM_TEXTS)
 
 
 def append(path: Path, text: str) -> None:
-    """Add whole lines to a file; where they do not fit, it is left as it was."""
+    """Append whole lines to a file. If they do not fit, the file stays unchanged."""
     append_bytes(path, redact(text).encode("utf-8"))
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Add to a file what has no secret in it; where it does not fit, the file is left as it was."""
+    """Append bytes without secrets to a file. If they do not fit, the file stays unchanged."""
     rest = memoryview(content)
     with saving(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -73,7 +73,7 @@ def append_bytes(path: Path, content: bytes) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves either the old one or the new one."""
+    """Replace a file. A crash leaves either the old or the new content."""
     if path.exists() and not path.is_file():
         raise RunError(f"cannot write {path}: it is not a file")
     partial = path.with_name(path.name + ".partial")
@@ -92,12 +92,12 @@ def write(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a file of JSON, whole or not at all."""
+    """Write a JSON file, whole or not at all."""
     write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def lock_folder(path: Path) -> IO[str]:
-    """Be the one process that writes to a folder. The lock is released when the process ends, however it
+    """Lock a folder for writing by this process. The operating system releases the lock when the process
     ends."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW  # the folder may come from others
     lock = os.fdopen(os.open(path / ".lock", flags, 0o644), "a+", encoding="utf-8")
@@ -109,14 +109,14 @@ def lock_folder(path: Path) -> IO[str]:
         lock.close()
         known = f" (process {holder})" if holder.isdigit() else ""
         raise RunError(f"another process{known} is writing to {path}") from None
-    with suppress(OSError):  # on a full disk the lock holds all the same, without a name on it
+    with suppress(OSError):  # on a full disk the lock holds without a process id
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), str(os.getpid()).encode())
     return lock
 
 
 def sync(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -125,8 +125,8 @@ def sync(path: Path) -> None:
 
 
 def mend(file: Path) -> int:
-    """Cut off what was not written to its end: a last line without an end, or one that is no JSON, as a power
-    cut leaves it. Returns how many bytes went."""
+    """Cut off trailing lines that a crash or power cut left incomplete: without a line end, or not JSON.
+    Returns the number of bytes removed."""
     with file.open("rb+") as target:
         size = end = target.seek(0, os.SEEK_END)
         while end:
@@ -143,7 +143,7 @@ def mend(file: Path) -> int:
 
 
 def _find_line(source: Any, end: int) -> int:
-    """Where the line begins whose last byte lies before `end`."""
+    """The start of the line that ends at `end`."""
     position, block = end - 1, 1 << 16
     while position > 0:
         first = max(0, position - block)
@@ -160,14 +160,14 @@ def is_json(line: bytes) -> bool:
     try:
         json.loads(line)
     except RecursionError:
-        return True  # whole, if strange: whoever reads it will say so
+        return True  # complete, but too deep: its reader reports it
     except ValueError:
         return not line.strip()
     return True
 
 
 def seal(folder: Path) -> None:
-    """Write down size and hash of every file in a folder, and get it all onto the disk."""
+    """Write a manifest with size and hash of every file in a folder, and flush all to the disk."""
     with saving(folder):
         files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
         listed: dict[str, dict[str, Any]] = {}
@@ -181,7 +181,7 @@ def seal(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder; None where every file is as it was."""
+    """Describe what is wrong with a sealed folder; None if every file is unchanged."""
     try:
         listed: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_bytes())["files"]
         for name, known in listed.items():
@@ -206,8 +206,8 @@ def hash_file(file: Path) -> str:
 
 
 def take_name(folder: Path, names: Iterable[Path]) -> Path | None:
-    """Rename a folder to the first of these names that is free. The rename itself decides, so two processes
-    never get the same name. Returns the new name, or None where all are taken."""
+    """Rename a folder to the first of these names that is free. The rename is atomic, so two processes never
+    get the same name. Returns the new name, or None if all are taken."""
     for name in names:
         if name.exists():  # a rename would replace an empty folder
             continue
@@ -225,8 +225,8 @@ _ASIDE = ".aside-"
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Give a complete folder its name, in place of one that may be there: that one is only removed when the
-    new one has its place. Whoever is killed in between has it `put_back`."""
+    """Rename a complete folder to its final name. An existing folder of that name is removed only after that;
+    if the process is killed in between, `put_back` restores it."""
     aside = target.with_name(_ASIDE + target.name)
     with saving(target):
         put_back(target.parent)
@@ -238,7 +238,7 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def put_back(folder: Path) -> None:
-    """Give folders that were put aside their name again, where nothing came in their place."""
+    """Restore folders that `put_in_place` moved aside without replacing them."""
     for aside in folder.glob(_ASIDE + "*"):
         target = folder / aside.name.removeprefix(_ASIDE)
         if target.exists():
@@ -248,7 +248,7 @@ def put_back(folder: Path) -> None:
 
 
 def find_cache_folder() -> Path | None:
-    """Where things lie that can be made anew; None for somebody who has no home."""
+    """The folder for files that can be computed again; None without a home directory."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (named if named.is_absolute() else Path.home() / ".cache") / "trialogue"

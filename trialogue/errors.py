@@ -77,7 +77,7 @@ class GradeError(TrialogueError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """What somebody who wrote this name may have meant, to be put behind what is said of it."""
+    """Suggest close matches for a misspelt name, as the end of an error message."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(known), 3)

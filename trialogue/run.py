@@ -64,7 +64,7 @@ _log = logging.getLogger("trialogue")
 
 
 class Run:
-    """A directory being written. One process at a time: a second one is refused."""
+    """A run directory that this process writes. A second process is refused."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
@@ -81,8 +81,8 @@ class Run:
         seed: int,
         marks: Sequence[str] = (),
     ) -> Run:
-        """A new run directory. An existing one of that name is never overwritten. `marks` is what everybody
-        who looks at its results has to know."""
+        """Create a run directory. An existing one of that name is never overwritten. `marks` are warnings
+        that all its results carry."""
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
         name = settings.name or f"{kind}-{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         path = _place(settings, name)
@@ -122,7 +122,7 @@ class Run:
 
     @classmethod
     def resume(cls, path: Path) -> Run:
-        """An existing run directory, to go on with; `refuse_injured` comes first. A line cut off by a crash
+        """Open an existing run directory to resume it. Call `refuse_injured` first. A line cut off by a crash
         is dropped."""
         about = read_about(path)
         run = cls(path, lock_folder(path))
@@ -134,7 +134,7 @@ class Run:
                 file.unlink()
         run._describe(state="running")
         run._list(name for name in read_listed(path) if name != "tokenizer.json" and run._is_steady(name))
-        if about.get("kind") not in LEARNING and not is_listed(path):  # those rewind to a mark
+        if about.get("kind") not in LEARNING and not is_listed(path):  # those rewind to a mark instead
             write_records(path / "index.jsonl", list(remake_index(find_files(path))))
         return run
 
@@ -147,12 +147,12 @@ class Run:
         return growing or name in ("config.json", "prompts.json", "tokenizer.json")
 
     def _list(self, names: Iterable[str]) -> None:
-        """Have `digests.json` list these files as they are now, and no others."""
+        """Write `digests.json` anew: the present state of these files and no others."""
         write_listed(self.path, {name: describe(self.path, name) for name in names})
 
     @contextmanager
     def setting_up(self) -> Generator[None]:
-        """What fails in here leaves the run failed, to be gone on with, and not one that seems to run."""
+        """Set the run's state to failed if an exception is raised here, so that it can be resumed."""
         try:
             yield
         except BaseException:
@@ -161,8 +161,8 @@ class Run:
         self._list(filter(self._is_steady, list_files(self.path)))
 
     def extend(self, steps: int) -> None:
-        """Have a run that learns go further than it was begun for: to so many steps. The model it had ended
-        with, whose weights its last checkpoint holds as well, is no longer what it ends with."""
+        """Raise the number of steps of a run that learns. `model/` is removed, because it is no longer the
+        final model; the last checkpoint holds the same weights."""
         file = self.path / "config.json"
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if config["training"]["steps"] < steps:
@@ -172,19 +172,19 @@ class Run:
             shutil.rmtree(self.path / "model", ignore_errors=True)
 
     def add_prompts(self, prompts: dict[str, Any]) -> None:
-        """Keep what both sides are told. A run gone on with keeps what it was begun with."""
+        """Record the prompts of both sides. A resumed run keeps its original prompts."""
         if not (self.path / "prompts.json").exists():
             write_json(self.path / "prompts.json", prompts)
 
     def append(self, file: str, *lines: str) -> list[int]:
-        """Append JSON objects to a file of the run, a line each. Returns how long the lines are."""
+        """Append JSON objects to a file of the run, one per line. Returns the lengths of the lines."""
         if not lines:
             return []
         self._unsynced.add(self.path / file)
         return append_records(self.path / file, lines)
 
     def add_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
-        """Add conversations to `trajectories/NAME.jsonl`, and their seconds beside."""
+        """Append conversations to `trajectories/NAME.jsonl`, and their seconds to `timings.jsonl`."""
         items = list(trajectories)
         file = self.path / "trajectories" / f"{name}.jsonl"
         at = file.stat().st_size if file.exists() else 0
@@ -193,7 +193,7 @@ class Run:
         self._add_timings(items)
 
     def write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
-        """Write all conversations of `trajectories/NAME.jsonl` at once, and their seconds beside."""
+        """Write all conversations of `trajectories/NAME.jsonl` at once; append their seconds."""
         items = list(trajectories)
         file = self.path / "trajectories" / f"{name}.jsonl"
         lengths = write_records(file, [item.to_json() for item in items])
@@ -207,11 +207,11 @@ class Run:
         )
 
     def add_seconds(self, wall: float) -> None:
-        """Note how long this process worked on the run."""
+        """Record how long this process worked on the run."""
         self.append("timings.jsonl", json.dumps({"wall": round(wall, 3)}))
 
     def add_ledger(self, lines: Iterable[dict[str, Any]], step: int | None = None) -> None:
-        """Write down what endpoints used, perhaps in one step. It was spent, whatever becomes of the step."""
+        """Record what endpoints used, also for a step that is repeated later: it was spent."""
         known = {} if step is None else {"step": step}
         self.append("ledger.jsonl", *(json.dumps({**known, **line}) for line in lines))
 
@@ -219,28 +219,28 @@ class Run:
         self.append("metrics.jsonl", json.dumps(metrics))
 
     def add_timings(self, step: int, **seconds: float) -> None:
-        """Where the time of a step went."""
+        """Record the seconds that the parts of a step took."""
         self.append(
             "timings.jsonl", json.dumps({"step": step, **{k: round(v, 3) for k, v in seconds.items()}})
         )
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
-        """The one line of a finished evaluation, in place of an earlier one."""
+        """Replace the one line of figures of a finished evaluation."""
         write_records(self.path / "metrics.jsonl", [json.dumps(metrics)])
 
     def sync(self) -> None:
-        """Make sure that everything appended so far is on the disk."""
+        """Flush everything appended so far to the disk."""
         with saving(self.path):
             for file in self._unsynced:
                 sync(file)
         self._unsynced.clear()
 
     def mark(self) -> dict[str, int]:
-        """How far the run's records reach: a checkpoint keeps this, to `rewind` to."""
+        """The sizes of the run's records. A checkpoint keeps them for `rewind`."""
         return {file.relative_to(self.path).as_posix(): file.stat().st_size for file in self._records()}
 
     def rewind(self, mark: dict[str, int]) -> None:
-        """Drop what was recorded after a mark, so that going on from its checkpoint repeats nothing."""
+        """Drop what was recorded after a mark, so that a resumed run records no step twice."""
         known = {self.path / name: size for name, size in mark.items()}
         for file, size in known.items():
             if not file.is_file() or file.stat().st_size < size:
@@ -254,7 +254,7 @@ class Run:
                     self._unsynced.discard(file)
 
     def _records(self) -> list[Path]:
-        """What is told about steps; recordings and ledgers tell what was really asked and paid for."""
+        """The records of steps, without recordings and ledgers: requests cannot be undone."""
         lines = [self.path / f"{name}.jsonl" for name in ("metrics", "timings", "index")]
         return [file for file in (*lines, *find_files(self.path)) if file.is_file()]
 
@@ -264,7 +264,7 @@ class Run:
             list_now(self.path)
             self._describe(state=state, ended=datetime.now(UTC).isoformat(timespec="seconds"))
         except RunError:
-            if state != "failed":  # then what made it fail is told, and the run can be resumed all the same
+            if state != "failed":  # its cause is raised instead, and the run can be resumed
                 raise
         finally:
             self._lock.close()
@@ -276,8 +276,8 @@ class Run:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give an existing folder another name, so that nothing in it is lost. Returns where it is now. A folder
-    in which a run is being written stays where it is."""
+    """Rename an existing folder, so that nothing in it is lost. Returns its new path. A folder in which a run
+    is being written is refused."""
     if not path.exists():
         return None
     with suppress(FileNotFoundError):  # another process was first
@@ -308,7 +308,7 @@ def find_weights(path: Path) -> Path:
 
 
 def tell_runs(path: Path) -> str:
-    """The runs that a folder holds, for whoever named the folder and meant one of them."""
+    """The runs in a folder, for an error message: the caller may have meant one of them."""
     runs = sorted(file.parent.name for file in path.glob("*/run.json"))
     return f": name one of the runs in it ({', '.join(runs[:5])}), such as {path / runs[0]}" if runs else ""
 
@@ -340,13 +340,13 @@ def read_config(kind: type[C], path: Path) -> C:
 
 
 def refuse_taken(settings: RunSettings) -> None:
-    """The name of a new run must be free. This is asked before anything is loaded."""
+    """Refuse a name that another run has, before anything is loaded."""
     if settings.name and (path := _place(settings, settings.name)).exists():
         raise _to_taken(path)
 
 
 def _place(settings: RunSettings, name: str) -> Path:
-    """Where a run of that name goes: into the folder of runs and nowhere else."""
+    """The path of a run of that name, which must be directly in the folder of runs."""
     if name == ".." or Path(name).name != name:
         raise ConfigError(f"run.name: '{name}' is no name of one folder; run.directory says where it goes")
     return Path(settings.directory) / name
@@ -372,11 +372,11 @@ WORDS = (
     "tiny",
     "smollm2",
 )
-"""What may stand there and is none."""
+"""Values of these settings that are not paths."""
 
 
 def map_places(value: Any, find: Callable[[Path], Path | None], key: str = "") -> Any:
-    """Plain settings in which every path is where `find` says; where it says nothing, as it was."""
+    """Plain settings with every path replaced by what `find` returns; None keeps the path."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
         return {name: map_places(inner, find, name) for name, inner in items}
@@ -396,7 +396,7 @@ def map_places(value: Any, find: Callable[[Path], Path | None], key: str = "") -
 
 
 def _find_again(data: Any, folder: Path) -> Any:
-    """Settings whose relative paths, which lead nowhere from here, are those from where the run was begun."""
+    """Resolve relative paths that do not exist here against the directory where the run was begun."""
     return map_places(
         data, lambda path: folder / path if not path.exists() and (folder / path).exists() else None
     )
@@ -416,7 +416,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def refuse_missing(path: Path, what: str = "run") -> None:
-    """Say of a run, or what else is meant, that is not there which runs are that may have been meant."""
+    """Refuse a run, or another path, that does not exist, and suggest similar names."""
     if not path.exists():
         place = path if len(path.parts) > 1 else Path("runs") / path
         known = [str(file.parent) for file in sorted(place.parent.glob("*/run.json"))]
@@ -483,7 +483,7 @@ def to_trajectory(file: Path, number: int, value: dict[str, Any]) -> Trajectory:
 
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:
-    """What endpoints used in a run, line by line."""
+    """The lines of a run's ledger: what endpoints used."""
     file = path / "ledger.jsonl"
     return [line for _, line in read_lines(file)] if file.exists() else []
 
@@ -496,19 +496,19 @@ def read_prompts(path: Path) -> dict[str, Any]:
 
 
 def judge_file(path: Path) -> Path:
-    """Where a run directory keeps what its judge has answered."""
+    """The file of a run directory with its judge's answers."""
     return path / "recordings" / "judge.jsonl"
 
 
 def read_usage(file: Path) -> list[Usage]:
-    """What the replies of a recording were billed for."""
+    """The billed usage of a recording's replies."""
     lines = read_lines(file) if file.exists() else ()
     with reading(file, RunError):
         return [Usage.model_validate(line["usage"]) for _, line in lines if line.get("usage")]
 
 
 def to_timings(trajectory: Trajectory) -> dict[str, Any]:
-    """Seconds of a conversation: by who spent them, and turn by turn."""
+    """Seconds of a conversation, by agent, user and tools, and of each turn."""
     seconds = {"agent": 0.0, "user": 0.0, "tools": 0.0}
     for turn in trajectory.turns:
         seconds["tools" if turn.message.role == "tool" else turn.side] += turn.seconds
@@ -517,7 +517,7 @@ def to_timings(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def read_seconds(path: Path) -> tuple[float, dict[str, dict[str, float]]]:
-    """Wall-clock seconds of all processes that worked on a run, and the seconds of each conversation."""
+    """Wall-clock seconds of a run over all its processes, and the seconds of each conversation."""
     file = path / "timings.jsonl"
     wall, parts = 0.0, dict[str, dict[str, float]]()
     for number, line in read_lines(file) if file.exists() else ():
@@ -531,7 +531,7 @@ def read_seconds(path: Path) -> tuple[float, dict[str, dict[str, float]]]:
 
 
 def find_versions() -> dict[str, str]:
-    """Versions of Python and of what could change a result."""
+    """Versions of Python and of the packages that may change a result."""
     found = {"python": platform.python_version()}
     for package in ("trialogue", "pydantic", "torch", "transformers"):
         try:

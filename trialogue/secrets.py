@@ -1,7 +1,7 @@
-"""Secrets are never written: the values of environment variables whose names say that they are some.
+"""Mask secrets: the values of environment variables whose names mark them as keys, tokens or passwords.
 
-A server's error may quote a key and a tool may print its environment; whatever is written to a run or told in
-the terminal goes through `redact` first. What is masked keeps its length, so that places in files stay right.
+A server's error may quote a key, and a tool may print its environment. All text that is written to a run or
+printed goes through `redact` first. A masked text keeps its length, so that positions in files stay valid.
 """
 
 from __future__ import annotations

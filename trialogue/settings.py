@@ -74,12 +74,12 @@ class LossSettings(Section):
     constant: float = Field(default=1024.0, gt=0)
     """Divisor of the constant reduction: the longest reply that is expected."""
     clip_low: float | None = Field(default=None, ge=0)
-    """How far below 1 a ratio may fall before it stops counting; 0.2, for gspo 0.0003, where empty."""
+    """How far below 1 a ratio may fall before it is clipped. Default: 0.2, for gspo 0.0003."""
     clip_high: float | None = Field(default=None, ge=0)
-    """How far above 1 a ratio may rise before it stops counting; 0.2, for dapo 0.28, for gspo 0.0004, for
-    cispo 4, where empty."""
+    """How far above 1 a ratio may rise before it is clipped. Default: 0.2, for dapo 0.28, for gspo 0.0004,
+    for cispo 4."""
     dual_clip: float = Field(default=3.0, ge=0)
-    """Bound of the ratio where the advantage is negative; 0 is off."""
+    """Bound of the ratio if the advantage is negative. 0: off."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the k3 divergence from the weights training began with."""
     importance_cap: float = Field(default=0.0, ge=0)
@@ -113,10 +113,10 @@ class LearnerSettings(Section):
     lora_alpha: int = Field(default=32, ge=1)
     """Scale of the adapters."""
     device: str = "auto"
-    """cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:1; auto uses a GPU if there is one."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the numbers that are multiplied, while weights and moments stay float32: auto is bfloat16 on a GPU
-    and float32 on a CPU, where bfloat16 needs AVX512_BF16 and is faster with it."""
+    """dtype of the products; weights and moments stay float32. auto: bfloat16 on a GPU and float32 on a
+    CPU. bfloat16 on a CPU needs AVX512_BF16 and is then faster."""
     gradient_checkpointing: bool = False
     """Trade time for memory in the update."""
     micro_batch_tokens: int = Field(default=16384, ge=16)
@@ -126,15 +126,15 @@ class LearnerSettings(Section):
 
 
 class RendererSettings(Section):
-    """How what the agent says is read."""
+    """How the agent's replies are read."""
 
     lenient: bool = False
     """Read an agent's tool calls that are written as bare JSON, in a fence or as name(key="value") although
-    its template asks for another form. The run is marked."""
+    its template uses another form. The run is marked."""
 
     @property
     def marks(self) -> list[str]:
-        """What whoever looks at the run has to know."""
+        """Warnings that are kept with the run."""
         return ["renderer.lenient=true: calls written as text were read as calls"] if self.lenient else []
 
 
@@ -146,13 +146,13 @@ class Optimizer(Section):
     warmup: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How it falls afterwards, to zero at the last step."""
+    """How the learning rate falls after the warmup, to zero at the last step."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the two moments."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Pull of the weights towards zero."""
     gradient_clip: float = Field(default=1.0, ge=0)
-    """Largest norm of the gradient; 0 is off."""
+    """Largest norm of the gradient. 0: off."""
 
 
 class Training(Section):
@@ -165,17 +165,17 @@ class Training(Section):
     group_size: int = Field(default=8, ge=2)
     """Conversations per task."""
     mini_batches: int = Field(default=1, ge=1)
-    """Optimizer steps each batch of conversations is split into; 1 is strictly on-policy."""
+    """Optimizer steps per batch of conversations. 1: strictly on-policy."""
     temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of the agent while it learns."""
     redraw_no_signal: int = Field(default=0, ge=0)
     """Dynamic sampling: how often a step draws new tasks in place of groups without signal."""
     curriculum: float = Field(default=0.0, ge=0, le=1)
-    """Begin with the lowest of tasks.levels; the next when a step's mean reward passes this; 0 is off."""
+    """Begin with the lowest of tasks.levels, add the next when a step's mean reward exceeds this. 0: off."""
     eval_every: int = Field(default=12, ge=0)
-    """Steps between evaluations; 0 is never."""
+    """Steps between evaluations. 0: never."""
     eval_split: str | None = None
-    """Split of these evaluations; dev where empty, and none at all where the domain has no dev."""
+    """Split of these evaluations. Default: dev if the domain has it, else no evaluation."""
     eval_tasks: int = Field(default=100, ge=1)
     """Tasks of each evaluation, one greedy conversation each."""
     checkpoint_every: int = Field(default=12, ge=1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trialogue.activity import notify, phase
 from trialogue.durable import find_cache_folder, saving
+from trialogue.engine.model_folder import ADAPTER_CONFIG
 from trialogue.errors import ConfigError, EngineError, RunError
 from trialogue.foreign import show_line
 from trialogue.reading import reading
@@ -51,6 +52,8 @@ def convert_gguf(file: Path) -> Path:
 def _convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    if (beside := file.parent / ADAPTER_CONFIG).exists():
+        raise EngineError(f"{beside}: transformers would load this adapter too; move it elsewhere")
     with reading(f"cannot read {file} as GGUF", EngineError):
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

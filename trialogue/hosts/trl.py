@@ -203,7 +203,7 @@ class Rounds:
                 await asyncio.gather(*(wish.future for wish in batch), return_exceptions=True)
 
     def _is_over_everywhere(self, over: bool) -> bool:
-        """Generating is a joint act of all processes: whoever is done goes on until the others are."""
+        """Whether all processes are done. Generation is collective, so none may stop earlier."""
         accelerator = self.trainer.accelerator
         if accelerator.num_processes == 1:
             return over

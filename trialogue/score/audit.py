@@ -1,9 +1,9 @@
-"""Was it the user? An audit of the simulated user, from the conversation and the task alone.
+"""Audit of the simulated user, from the conversation and the task alone.
 
-A user can be wrong: state what its scenario does not hold, give everything away at once, stop before its
-wishes are settled or never, speak as the agent, read its instructions out, or not answer. Each check compares
-what the user said with what it could know: its scenario, and what it was told so far. Where the task has an
-agenda, a rule-based user follows the same conversation in silence and knows when everything was settled.
+A user can be wrong: state facts that its scenario does not contain, reveal everything at once, stop too
+early or never, speak as the agent, read out its instructions, or not answer. Each check compares what the
+user said with what it could know: its scenario and the conversation so far. If the task has an agenda, a
+rule-based user follows the same conversation and finds the turn at which all wishes were settled.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Said:
     """Without the stop token."""
     stops: bool
     heard: str
-    """What the agent said since the user's text before."""
+    """What the agent said since the user's previous text."""
     known: str
-    """Everything the user had been told by then: by the agent and by tools of its own."""
+    """Everything the user had read until then: texts of the agent and results of its own tools."""
 
 
 class Case:
-    """One conversation, laid out for the checks."""
+    """One conversation, prepared for the checks."""
 
     def __init__(self, domain: Domain, trajectory: Trajectory) -> None:
         self.domain, self.trajectory, self.task = domain, trajectory, trajectory.task
@@ -62,7 +62,7 @@ class Case:
 
     @cached_property
     def scenario(self) -> str:
-        """All the user was given to know: the instructions, and every word of the agenda."""
+        """Everything the user knows from the start: the instructions and all texts of the agenda."""
         agenda = self.agenda
         parts = [self.task.instructions]
         for wish in self.wishes:
@@ -75,7 +75,7 @@ class Case:
 
     @cached_property
     def wishes(self) -> list[Wish]:
-        """Every wish, those the user may change its mind to included."""
+        """All wishes, including those that the user may change its mind to."""
         found: list[Wish] = []
         for wish in self.agenda.wishes if self.agenda is not None else ():
             while wish is not None:
@@ -90,12 +90,12 @@ class Case:
 
     @cached_property
     def settled(self) -> int | None:
-        """At which of the user's texts a rule-based user in its place would have stopped; None: at none."""
+        """Index of the user's text at which a rule-based user would have stopped; None if it would not."""
         return self._shadow[0]
 
     @cached_property
     def gave_up(self) -> bool:
-        """Whether that user would have stopped because its patience was at an end."""
+        """Whether that user would have stopped because it ran out of patience."""
         return self._shadow[1]
 
     @cached_property
@@ -203,14 +203,14 @@ def find_wrong_facts(case: Case) -> Iterator[Finding]:
 
 
 def _is_among(value: str, own: set[str]) -> bool:
-    """Whether a value is the user's; 'my shelf' is no other value than 'green shelf'."""
+    """Whether a value is the user's own; 'my shelf' counts as 'green shelf'."""
     words = [word for word in value.split() if word not in _LOOSE]
     short = " ".join(words)
     return value in own or any(short in other for other in own) or not words
 
 
 def find_values(text: str, names: frozenset[str] = frozenset()) -> Iterator[str]:
-    """What nobody could say without knowing it: addresses, numbers, codes, names, things of the world."""
+    """Values that cannot be guessed: addresses, numbers, codes, names, things of the domain."""
     for pattern in (_EMAIL, _CODE, _NUMBER):
         for match in pattern.finditer(text):
             if not _ORDINAL.search(match.group()):
@@ -230,7 +230,7 @@ def find_values(text: str, names: frozenset[str] = frozenset()) -> Iterator[str]
 
 @lru_cache(maxsize=8)
 def _read_names(domain: Domain) -> frozenset[str]:
-    """Names of things in the domain's world: texts of two to four words that no other field repeats often."""
+    """Names of things in the domain's database: texts of two to four words that occur at most 20 times."""
     counts: dict[str, int] = {}
     for text in _texts(domain.database.to_data()):
         words = text.lower().split()
@@ -251,7 +251,7 @@ def _texts(data: Any) -> Iterator[str]:
 
 
 def find_dump(case: Case) -> Iterator[Finding]:
-    """Details given away in the first message, before anybody asked for them."""
+    """Details that the user reveals in its first message without being asked."""
     if not case.said:
         return
     first = case.said[0]
@@ -271,7 +271,7 @@ def find_dump(case: Case) -> Iterator[Finding]:
 
 
 def find_wrong_end(case: Case) -> Iterator[Finding]:
-    """Stopping before the wishes are settled, or going on although they are."""
+    """The user stops before its wishes are settled, or continues after that."""
     if len(case.said) < 2 and not any(said.stops for said in case.said):
         return
     last = case.said[-1]
@@ -293,7 +293,7 @@ def find_wrong_end(case: Case) -> Iterator[Finding]:
 
 
 def _find_plain_end(case: Case, last: Said) -> Iterator[Finding]:
-    """Without an agenda only plain cases are told: a stop in place of an answer, a farewell that is none."""
+    """Without an agenda, find clear cases: a stop instead of an answer, two farewells without a stop."""
     asks = [line for line in sentences_of(last.heard) if ASKS.search(line) and not ELSE.search(line)]
     if last.stops and asks and case.task.expected.calls and not _is_reached(case):
         evidence = f"stops in place of an answer to: {_short(asks[-1])}"
@@ -312,7 +312,7 @@ _FAREWELL = _rule(
 
 
 def _is_reached(case: Case) -> bool:
-    """Whether what the user wants had been done, whatever the agent said of it."""
+    """Whether the agent did what the user wants, whatever it said."""
     reward = case.trajectory.reward
     if reward is None:
         return False
@@ -344,7 +344,7 @@ ROLE = _rule(
 
 
 def find_role_breaks(case: Case) -> Iterator[Finding]:
-    """Speaking as the agent: its phrases, or its very words."""
+    """The user speaks as the agent: typical phrases, or a sentence of the agent."""
     heard: list[str] = []
     for said in case.said:
         heard += [line for line in map(_flat, sentences_of(said.heard)) if line.count(" ") >= 5]
@@ -366,7 +366,7 @@ TELLS = _rule(
 
 
 def find_quotes(case: Case) -> Iterator[Finding]:
-    """Reading the instructions out, or speaking of them."""
+    """The user reads out its instructions, or mentions them."""
     prompt = _words(user_prompt(case.domain, case.task))
     address = {gram for gram in _grams(prompt, 6) if {"you", "your", "yourself"} & set(gram)}
     long = set(_grams(prompt, 10))
@@ -398,7 +398,7 @@ TAKES_A_STAND = _rule(
 
 
 def find_ignored_questions(case: Case) -> Iterator[Finding]:
-    """A direct question that was put twice and answered neither time."""
+    """A direct question that was asked twice and not answered."""
     before: set[str] = set()
     for said in case.said[1:]:
         ignored = set[str]()
@@ -413,7 +413,7 @@ def find_ignored_questions(case: Case) -> Iterator[Finding]:
 
 
 def _find_ignored(case: Case, said: Said) -> Iterator[str]:
-    """What was asked and neither told, nor refused, nor taken up in any other way."""
+    """What was asked and neither answered nor refused."""
     if any(REFUSES.search(line) for line in sentences_of(said.heard)) or UNKNOWN.search(said.text):
         return
     if any(_states(said.text, wish_text) for wish in case.wishes for wish_text in wish.says):
@@ -432,7 +432,7 @@ def _find_ignored(case: Case, said: Said) -> Iterator[str]:
 
 
 def _tells(text: str, fact: Fact) -> bool:
-    """Whether a text states a fact: its value, one of its wordings, or a word that only it would need."""
+    """Whether a text states a fact: its value, one of its wordings, or a long word of its value."""
     assert fact.value is not None
     if fact.form is not None and has_match(fact.form, text):
         return True  # perhaps the wrong one, which is another finding
@@ -461,7 +461,7 @@ CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
 
 
 def audit(domain: Domain, trajectory: Trajectory) -> tuple[Finding, ...]:
-    """Everything the rules find wrong with the user of a conversation, in its order."""
+    """All findings about the user of a conversation, in the order of the turns."""
     case = Case(domain, trajectory)
     found = [finding for check in CHECKS for finding in check(case)]
     return tuple(sorted(found, key=lambda finding: finding.turn))
@@ -475,17 +475,17 @@ def _words(text: str) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """A text without case and punctuation at the edges of words, so that wordings can be compared."""
+    """The text in lower case and without punctuation at the edges of words, for comparisons."""
     return " ".join(word.strip(".,;:!?()\"'`") for word in text.replace("’", "'").lower().split())
 
 
 def has_value(text: str, value: str) -> bool:
-    """Whether a value stands in a text, whatever the case and the punctuation around it."""
+    """Whether a text contains a value, ignoring case and punctuation."""
     return _has(_flat(text), _flat(value))
 
 
 def _has(text: str, value: str) -> bool:
-    """Whether a value stands in a flat text as whole words."""
+    """Whether a flat text contains a value as whole words."""
     return f" {value} " in f" {text} "
 
 

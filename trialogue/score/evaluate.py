@@ -119,7 +119,7 @@ async def evaluate(
     for item in recorded:
         sort(item)
     done = {(item.task.id, item.trial) for item in held}
-    # What failed or was left out stays on record; for good is no such thing: it gets draws of its own.
+    # Failed and excluded conversations stay on record. A resumed run draws them again with new seeds.
     before = Counter((item.task.id, item.trial) for item in [*failed, *excluded])
 
     def is_done(task: Task, trial: int) -> bool:
@@ -164,7 +164,7 @@ async def evaluate(
         run.add_seconds(monotonic() - began)
         raise
     finally:
-        with suppress(RunError):  # on a full disk there is another error to tell
+        with suppress(RunError):  # on a full disk another error is already being raised
             run.add_ledger(parties.account.take())
         await parties.close()
         run.close(state)
@@ -180,7 +180,7 @@ def to_result(
     run: Run,
     asked: int,
 ) -> dict[str, Any]:
-    """The figures of an evaluation with everything needed to tell it again."""
+    """The figures of an evaluation, with everything needed to replay it."""
     return {
         "domain": domain.name,
         **to_figures(run.path, config, held, failed, excluded),

@@ -1,7 +1,7 @@
-"""The conversation: an agent, a user and tools take turns until somebody ends it. The heart of the house.
+"""The conversation: an agent, a user and tools take turns until one side ends it or a limit is reached.
 
-`converse` is a plain async function that reads as it happens. The user is a party like the agent: a script, a
-person, a language model, with tools of its own or without.
+`converse` is a plain async function in the order of events. The user is a party like the agent: a script, a
+person or a language model, with or without tools of its own.
 """
 
 from __future__ import annotations
