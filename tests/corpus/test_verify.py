@@ -19,7 +19,7 @@ from trialogue import Message, RolloutSettings, ToolCall, Trajectory, Turn, find
 from trialogue.config import Limits, Speaker
 from trialogue.corpus.verify import verify
 from trialogue.score.reward import grade
-from trialogue.talk.evidence import Grounds
+from trialogue.talk.evidence import Evidence
 from trialogue.talk.find import find_model
 from trialogue.world.speech import PROPOSES
 
@@ -227,11 +227,11 @@ def test_most_premature_stops_show_in_the_words_alone(talks: list[Trajectory]) -
 
 
 def test_values_are_looked_up_as_people_write_them() -> None:
-    grounds = Grounds()
-    grounds.add_text("I'm Mira Olsen (mira.olsen@mail.net), order #W-1234, two lamps for 1,250.50 in total.")
+    evidence = Evidence()
+    evidence.add_text("I'm Mira Olsen (mira.olsen@mail.net), order #W-1234, two lamps for 1,250.50 in total.")
     for known in ("mira.olsen@mail.net", "Mira Olsen", "W-1234", 1250.5, 2, "1250.50", "mira olsen"):
-        assert grounds.holds(known), known
+        assert evidence.holds(known), known
     for unknown in ("mira@mail.com", "Mira Jensen", "W-1235", 1250.51, "250"):
-        assert not grounds.holds(unknown), unknown
-    assert grounds.find_unknown_values("1. The total of W-1234 is 1,250.50.") == []
-    assert grounds.find_unknown_values("The total of W-9999 is 99.") == ["W-9999", "99"]
+        assert not evidence.holds(unknown), unknown
+    assert evidence.find_unknown_values("1. The total of W-1234 is 1,250.50.") == []
+    assert evidence.find_unknown_values("The total of W-9999 is 99.") == ["W-9999", "99"]

@@ -18,7 +18,7 @@ from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import EngineError
 from trialogue.learn import losses
 from trialogue.learn.checkpoint import load_learner
-from trialogue.learn.checks import Checks, to_plain
+from trialogue.learn.checks import Checks, to_finite
 from trialogue.learn.loop import join_metrics, update
 from trialogue.learn.rows import build_rows
 from trialogue.learn.train import find_method, to_optim, train
@@ -125,7 +125,7 @@ def test_numbers_that_are_none_stop_the_run_after_a_while(metrics: dict[str, Any
         checks.see_update(metrics)
     with pytest.raises(EngineError, match="3 steps in a row had no finite gradient"):
         checks.see_update(metrics)
-    assert json.loads(json.dumps(to_plain(metrics), allow_nan=False))["loss"] is None
+    assert json.loads(json.dumps(to_finite(metrics), allow_nan=False))["loss"] is None
 
 
 def test_a_run_that_only_fails_is_stopped() -> None:

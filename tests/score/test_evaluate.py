@@ -18,7 +18,7 @@ from trialogue.durable import mend
 from trialogue.run import Run, read_about, read_config, read_lines, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.rescore import rescore
-from trialogue.score.resume import settle
+from trialogue.score.resume import settle_config
 from trialogue.talk.model import Model
 from trialogue.talk.scripted import ScriptedModel, call
 
@@ -288,7 +288,7 @@ def test_runs_are_never_overwritten_and_wrong_ones_are_told(config: EvalConfig, 
         Run.create(settings, "eval", "store", config, 0)
     for other, kind in ((config, "rollout"), (TrainConfig(), "train")):  # told before settings are compared
         with pytest.raises(RunError, match=f"is a run of kind 'eval', not '{kind}'"):
-            settle(other, kind, tmp_path / "mine")
+            settle_config(other, kind, tmp_path / "mine")
     with pytest.raises(RunError, match=r"is no run directory: it has no run.json"):
         Run.resume(tmp_path)
     unnamed = RunSettings(directory=str(tmp_path))

@@ -18,7 +18,7 @@ from trialogue.talk.agenda import Agenda, make_agenda_user
 from trialogue.talk.find import find_model
 from trialogue.talk.personas import read_personas
 from trialogue.talk.replay import Recorder, Replay
-from trialogue.talk.users import GUIDELINES, dress, to_card, user_prompt
+from trialogue.talk.users import GUIDELINES, set_user_prompt, to_card, user_prompt
 from trialogue.world.conversation_rules import STOP
 
 SHOP = find_domain("shop")
@@ -48,17 +48,17 @@ def test_the_prompt_can_be_chosen(tmp_path: Path) -> None:
     task = TASKS[0]
     usual = user_prompt(SHOP, task)
     assert usual.startswith(GUIDELINES.format(stop=STOP)[:100])
-    assert user_prompt(dress(SHOP, Speaker(prompt="house")), task) == usual
-    assert user_prompt(dress(SHOP, Speaker(prompt="scenario")), task) == f"{task.instructions}\n"
+    assert user_prompt(set_user_prompt(SHOP, Speaker(prompt="house")), task) == usual
+    assert user_prompt(set_user_prompt(SHOP, Speaker(prompt="scenario")), task) == f"{task.instructions}\n"
     file = tmp_path / "prompt.txt"
     file.write_text("Play this: {scenario}\nEnd with {stop}, not with {braces}.")
-    told = user_prompt(dress(SHOP, Speaker(prompt=str(file))), task)
+    told = user_prompt(set_user_prompt(SHOP, Speaker(prompt=str(file))), task)
     assert told == f"Play this: {task.instructions}\nEnd with {STOP}, not with {{braces}}."
     with pytest.raises(ConfigError, match="neither domain, house, scenario or card, nor a file"):
-        dress(SHOP, Speaker(prompt="official"))
+        set_user_prompt(SHOP, Speaker(prompt="official"))
     file.write_text("Play.")
     with pytest.raises(ConfigError, match=r"has no \{scenario\} to fill in"):
-        dress(SHOP, Speaker(prompt=str(file)))
+        set_user_prompt(SHOP, Speaker(prompt=str(file)))
 
 
 def test_a_card_holds_all_the_user_knows_in_one_line() -> None:
@@ -98,7 +98,7 @@ def test_personas_are_drawn_by_seed_and_strength(tmp_path: Path) -> None:
 
 
 async def test_a_persona_is_told_recorded_and_the_same_when_held_again() -> None:
-    domain = dress(SHOP, Speaker(dynamics="heavy"))
+    domain = set_user_prompt(SHOP, Speaker(dynamics="heavy"))
     runs: list[list[Any]] = []
     for _ in range(2):
         user = Hears()

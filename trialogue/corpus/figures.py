@@ -17,7 +17,7 @@ from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfi
 from trialogue.corpus import synthesize
 from trialogue.errors import RunError
 from trialogue.index import remake_index
-from trialogue.learn.checks import to_plain
+from trialogue.learn.checks import to_finite
 from trialogue.learn.measure import count_families, measure
 from trialogue.reading import reading
 from trialogue.run import find_files, read_about, read_config, read_lines, read_seconds, read_trajectories
@@ -151,7 +151,7 @@ def _derive_steps(run: Path, kind: str, derived: Derived) -> None:
             figures = summarize(held, failed, config.seed, price)
         elif kind == "train":
             groups = to_groups(_read_part(run, f"step-{step:06d}"))
-            figures = to_plain(measure(groups, price) | _measure_flow(groups))
+            figures = to_finite(measure(groups, price) | _measure_flow(groups))
         else:
             figures = {}
         derived.compare("metrics.jsonl", number, line, figures)

@@ -44,14 +44,14 @@ from trialogue.run import (
 from trialogue.score.evaluate import LEDGER_SECONDS
 from trialogue.score.metrics import PriceOf, find_prices
 from trialogue.score.parties import open_parties
-from trialogue.score.resume import refuse_claims, settle
+from trialogue.score.resume import refuse_claims, settle_config
 from trialogue.score.reward import grade, with_reward
 from trialogue.talk.budget import add_up, to_cost
 from trialogue.talk.find import find_model
 from trialogue.talk.model import ModelSource, save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rollout import rollout
-from trialogue.talk.users import dress, user_prompt
+from trialogue.talk.users import set_user_prompt, user_prompt
 from trialogue.task import Expected, Side, Task
 from trialogue.trajectory import Trajectory, in_order
 from trialogue.world.domain import Domain, Environment
@@ -73,7 +73,7 @@ async def synthesize(
 ) -> dict[str, Any]:
     """Sample conversations until enough are accepted or the budget is spent. Returns the figures."""
     began = written = monotonic()
-    config = settle(config, "synthesize", resume)
+    config = settle_config(config, "synthesize", resume)
     domain, parties = open_parties(config)
     if config.agent.model == "oracle" and domain.oracle is None:
         config = config.model_copy(update={"agent": config.agent.model_copy(update={"model": "teacher"})})
@@ -416,7 +416,7 @@ def decide_again(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """Compute the corpus of a run again, after a person has reviewed some conversations."""
     config = read_decided(path, trust=trust)
     domain = with_reward(find_domain(config.domain, config.data), config.reward.name, config.reward.rules)
-    domain = dress(domain, config.user)
+    domain = set_user_prompt(domain, config.user)
     workshop = Workshop(config, domain)
     if not (path / FILE).exists():
         raise RunError(f"{path} holds no synthesised conversations")

@@ -19,7 +19,7 @@ from trialogue.errors import DomainError, GradeError
 from trialogue.messages import Frozen, ToolCall
 from trialogue.score.audit import audit
 from trialogue.score.reward import PendingReward, regrade
-from trialogue.talk.evidence import Grounds, is_permitted
+from trialogue.talk.evidence import Evidence, is_permitted
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.database import canonical
 from trialogue.world.domain import Domain, Environment
@@ -111,11 +111,11 @@ def find_simulation_problems(trajectory: Trajectory, environment: SimulatedEnvir
         except DomainError as error:
             yield Flaw(check="simulation", turn=last, text=str(error))
             return
-        grounds = Grounds()
+        evidence = Evidence()
         for known in (step.before, step.after, step.arguments):
-            grounds.add_text(json.dumps(known, ensure_ascii=False))
+            evidence.add_text(json.dumps(known, ensure_ascii=False))
         if not step.observed.failed:
-            for value in grounds.find_unknown_values(step.observed.message.content):
+            for value in evidence.find_unknown_values(step.observed.message.content):
                 text = f"{step.name} returned {value}, which is neither in the database nor in the call"
                 yield Flaw(check="simulation", turn=step.turn, text=text)
 
@@ -144,12 +144,12 @@ class _Reading:
         self.tools: Mapping[str, Tool] = environment.tools
         self.free_text = free_text
         self.flaws: list[Flaw] = []
-        self.grounds = Grounds()
-        self.grounds.add_text(environment.policy)
+        self.evidence = Evidence()
+        self.evidence.add_text(environment.policy)
         for tool in self.tools.values():
-            self.grounds.add_text(tool.description)
+            self.evidence.add_text(tool.description)
         for field, values in find_choices(environment):
-            self.grounds.add_choices(field, values)
+            self.evidence.add_choices(field, values)
         self.demands = _DEMANDS.search(environment.policy) is not None
         self.agreed = False
         self.said = ""
@@ -169,7 +169,7 @@ class _Reading:
         message = turn.message
         if turn.side == "user":
             if message.role == "user" and not message.tool_calls:
-                self._hear(message.content)
+                self._add_user_text(message.content)
         elif message.role == "tool":
             self._observe(number, turn)
         elif message.tool_calls:
@@ -182,9 +182,9 @@ class _Reading:
 
     # -- what the agent learns ----------------------------------------------------------------------------
 
-    def _hear(self, text: str) -> None:
+    def _add_user_text(self, text: str) -> None:
         self.agreed = is_proposal(self.said) and is_yes(text)
-        self.grounds.add_text(text)
+        self.evidence.add_text(text)
         self.made.clear()
 
     def _observe(self, number: int, turn: Turn) -> None:
@@ -198,8 +198,8 @@ class _Reading:
             self.writes += not turn.failed
             if not turn.failed:
                 self.made.clear()
-                self.grounds.forget(call.arguments)
-        self.grounds.add_result(turn.message.content)
+                self.evidence.forget(call.arguments)
+        self.evidence.add_result(turn.message.content)
 
     # -- what the agent does ------------------------------------------------------------------------------
 
@@ -230,10 +230,10 @@ class _Reading:
             self.written.add(same)
 
     def _check_value(self, number: int, tool: str, name: str, leaf: Any, schema: Any) -> None:
-        if is_permitted(leaf, schema) or self.grounds.holds(leaf):
+        if is_permitted(leaf, schema) or self.evidence.holds(leaf):
             return
         shown = f"{tool}: {name} = {shorten(repr(leaf))} was never mentioned"
-        unknown = self.grounds.find_unknown(leaf)
+        unknown = self.evidence.find_unknown(leaf)
         if isinstance(leaf, str) and any(any(sign.isdigit() for sign in piece) for piece in unknown):
             self.note("invented id", number, shown)
         elif not (name in self.free_text or f"{tool}.{name}" in self.free_text):
@@ -242,7 +242,7 @@ class _Reading:
     # -- what the agent says ------------------------------------------------------------------------------
 
     def _check_words(self, number: int, text: str) -> None:
-        for value in self.grounds.find_unknown_values(text):
+        for value in self.evidence.find_unknown_values(text):
             self.note("contradiction", number, f"{value} is in no tool result and was never said")
         sentences = split_sentences(text)
         statements = [part for part in sentences if not part.endswith("?") and not PROPOSES.search(part)]
@@ -262,14 +262,14 @@ class _Reading:
             return
         value = next(part for part in stated.groups() if part is not None)
         before = sentence[: stated.start()]
-        records = self.grounds.find_records(sentence)
-        fields = () if REFUSES.search(sentence) else self.grounds.find_fields(before, records)
+        records = self.evidence.find_records(sentence)
+        fields = () if REFUSES.search(sentence) else self.evidence.find_fields(before, records)
         for field, known in fields:  # what cannot be done to a field says nothing about its value
-            if not any(self.grounds.states(sentence, each) for each in known):
+            if not any(self.evidence.states(sentence, each) for each in known):
                 yield f"it says the {field} is {shorten(value)}, the tools said {shorten(known[-1])}"
                 return
         for record in records:
-            for field, known, other in self.grounds.find_swapped(value, record):
+            for field, known, other in self.evidence.find_swapped(value, record):
                 yield f"it says {other}, the tools said the {field} is {known}"
                 return
 

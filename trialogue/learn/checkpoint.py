@@ -189,7 +189,7 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         with suppress(ValueError):  # not the main thread: its owner handles signals
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -198,7 +198,7 @@ class Interrupt:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True

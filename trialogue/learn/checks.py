@@ -150,7 +150,7 @@ class Checks:
             raise EngineError(f"{self.streaks[name]} steps in a row {what}, then continue with --resume")
 
 
-def to_plain(metrics: dict[str, Any]) -> dict[str, Any]:
+def to_finite(metrics: dict[str, Any]) -> dict[str, Any]:
     """Metrics that every JSON reader accepts: a number that is not finite becomes null."""
     return {
         key: None if isinstance(value, float) and not isfinite(value) else value

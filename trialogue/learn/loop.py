@@ -20,8 +20,8 @@ from trialogue.talk.rollout import derive_seed
 from trialogue.trajectory import Group
 
 
-class Record(Protocol):
-    """Keeps what happens in a step and checks it."""
+class StepObserver(Protocol):
+    """Records what happens in a step and checks it."""
 
     checks: Checks
 
@@ -51,15 +51,15 @@ async def train_step(
     gate: Gate,
     method: Method,
     optim: OptimParams,
-    record: Record,
+    observer: StepObserver,
 ) -> None:
     """One step of reinforcement learning with a user in the loop."""
     groups = await collector.next_groups(step)
-    rows = build_rows(groups, method.advantage, record.checks)
-    record.see_conversations(step, groups, rows)
+    rows = build_rows(groups, method.advantage, observer.checks)
+    observer.see_conversations(step, groups, rows)
     async with gate.closed():
         metrics = await update(engine, rows, method, optim, step)
-        record.see_update(step, metrics)
+        observer.see_update(step, metrics)
         await engine.publish()
 
 

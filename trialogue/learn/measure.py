@@ -11,7 +11,7 @@ from typing import Any
 from trialogue.engine.api import Row
 from trialogue.learn.advantages import has_signal
 from trialogue.score.compliance import to_compliance_figures
-from trialogue.score.metrics import Books, PriceOf, called, spend
+from trialogue.score.metrics import PriceOf, SummaryInputs, called, spend
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, count_near_calls
 
@@ -35,7 +35,7 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
     if near := count_near_calls([*held, *failed, *spoilt]):
         metrics["near_calls"] = near
     if price is not None:
-        metrics["cost"] = spend("user", [*held, *failed, *spoilt], Books(price=price))["cost"]
+        metrics["cost"] = spend("user", [*held, *failed, *spoilt], SummaryInputs(price=price))["cost"]
     if not held:
         return metrics
     metrics |= to_compliance_figures(held)

@@ -18,7 +18,7 @@ from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner, save_and_raise
-from trialogue.learn.checks import Checks, to_plain
+from trialogue.learn.checks import Checks, to_finite
 from trialogue.learn.collect import Gate, Watch
 from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.examples import Example, read_parquet
@@ -28,7 +28,7 @@ from trialogue.learn.rows import to_rows
 from trialogue.learn.train import to_optim
 from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
 from trialogue.score.parties import open_parties
-from trialogue.score.resume import settle
+from trialogue.score.resume import settle_config
 from trialogue.score.reward import grade
 from trialogue.score.varied import is_varied, vary_tasks
 from trialogue.talk.evidence import find_ungrounded
@@ -61,7 +61,7 @@ async def sft(
     started: Callable[[Path], None] | None = None,
 ) -> Path:
     """Fine-tune on recorded or freshly held conversations and return the run directory."""
-    config = settle(config, "sft", resume)
+    config = settle_config(config, "sft", resume)
     settings = config.sft
     domain, parties = open_parties(
         to_played(config), is_played=settings.eval_tasks > 0 or settings.examples in HELD
@@ -130,7 +130,7 @@ async def sft(
                 due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
-                run.add_metrics(to_plain(metrics))
+                run.add_metrics(to_finite(metrics))
                 run.add_timings(step + 1, update=perf_counter() - began)
                 if watch is not None:
                     watch(step + 1, metrics)

@@ -27,7 +27,7 @@ from trialogue.learn.checkpoint import (
     save_and_raise,
     settle_engine,
 )
-from trialogue.learn.checks import Checks, to_plain
+from trialogue.learn.checks import Checks, to_finite
 from trialogue.learn.collect import Collector, Gate, Watch, choose_tasks, find_known
 from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.held_out import find_marks
@@ -37,7 +37,7 @@ from trialogue.learn.measure import measure, measure_flow
 from trialogue.run import Run, State, read_ledger
 from trialogue.score.metrics import find_prices
 from trialogue.score.parties import Parties, open_parties
-from trialogue.score.resume import settle
+from trialogue.score.resume import settle_config
 from trialogue.talk.model import save_tokenizer
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.rate_limit import LOG
@@ -57,7 +57,7 @@ async def train(
     user that were paid for are recorded and not asked for again. `watch` is called with the metrics of each
     step, `started` with the run directory as soon as it is there.
     """
-    training = await open_training(settle(config, "train", resume), resume, watch, started)
+    training = await open_training(settle_config(config, "train", resume), resume, watch, started)
     state: State = "failed"
     try:
         if await training.run_steps():
@@ -285,7 +285,7 @@ class StepRecord:
         self.clock.append(perf_counter())
         if warnings := self.checks.collect():
             self.metrics["warnings"] = warnings
-        self.run.add_metrics(to_plain(self.metrics))
+        self.run.add_metrics(to_finite(self.metrics))
         self.run.add_ledger(self.parties.account.take(), step + 1)
         started, held, updated = self.clock
         self.run.add_timings(step + 1, rollout=held - started, update=updated - held)

@@ -29,7 +29,7 @@ from trialogue.run import (
 )
 from trialogue.score.metrics import add_judge, find_prices, summarize
 from trialogue.score.parties import open_parties
-from trialogue.score.resume import settle
+from trialogue.score.resume import settle_config
 from trialogue.talk.budget import add_up, find_price
 from trialogue.talk.find import find_model
 from trialogue.talk.model import save_tokenizer
@@ -75,7 +75,7 @@ async def evaluate(
     `started` is called with the run directory as soon as it exists.
     """
     began = monotonic()
-    config = settle(config, kind, resume)
+    config = settle_config(config, kind, resume)
     domain, parties = open_parties(config)
     tasks = find_tasks(domain, config)
     marks = collect_marks(config.agent.list_models(), config.renderer)

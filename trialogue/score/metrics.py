@@ -87,8 +87,8 @@ def find_prices(table: Mapping[str, Price], **speakers: Speaker) -> PriceOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What a summary needs to know besides the conversations."""
+class SummaryInputs:
+    """What a summary needs besides the conversations."""
 
     seed: int = 0
     price: PriceOf | None = None
@@ -106,9 +106,9 @@ def summarize(
 ) -> dict[str, Any]:
     """Every figure of a set of conversations as plain data: overall, by family and by level. Those `excluded`
     because of the user count in what was used, and beside the figures as if nothing had been left out."""
-    books = Books(seed, price, seconds or {})
-    summary = _figures(trajectories, failed, books)
-    summary["sides"] = {side: spend(side, [*trajectories, *failed, *excluded], books) for side in SIDES}
+    inputs = SummaryInputs(seed, price, seconds or {})
+    summary = _figures(trajectories, failed, inputs)
+    summary["sides"] = {side: spend(side, [*trajectories, *failed, *excluded], inputs) for side in SIDES}
     if excluded:  # they were paid for all the same
         sides = summary["sides"].values()
         summary["tokens"] = {kind: sum(side[kind] for side in sides) for kind in summary["tokens"]}
@@ -119,13 +119,13 @@ def summarize(
     if found := find_no_success(trajectories):
         summary["no_success"] = list(found)
     summary["audit"] = audit_figures(trajectories, excluded, seed)
-    summary["families"] = _split(trajectories, failed, lambda item: item.task.family, books)
+    summary["families"] = _split(trajectories, failed, lambda item: item.task.family, inputs)
     rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]
     summary["family_mean"] = fmean(rates) if len(rates) > 1 else None
-    summary["levels"] = _split(trajectories, failed, lambda item: str(item.task.level or ""), books)
+    summary["levels"] = _split(trajectories, failed, lambda item: str(item.task.level or ""), inputs)
     kinds = {True: "with gold calls", False: "without"}
     summary["writes"] = _split(
-        trajectories, failed, lambda item: kinds[bool(item.task.expected.calls)], books
+        trajectories, failed, lambda item: kinds[bool(item.task.expected.calls)], inputs
     )
     return summary
 
@@ -178,7 +178,7 @@ def called(trajectory: Trajectory) -> list[str]:
 
 
 def _figures(
-    trajectories: Sequence[Trajectory], failed: Sequence[Trajectory], books: Books
+    trajectories: Sequence[Trajectory], failed: Sequence[Trajectory], inputs: SummaryInputs
 ) -> dict[str, Any]:
     successes = by_task(trajectories)
     everything = [*trajectories, *failed]
@@ -190,7 +190,7 @@ def _figures(
         "reward": fmean(rewards) if rewards else None,
     }
     figures |= to_compliance_figures(trajectories)
-    for k, interval in pass_hats(successes, books.seed).items():
+    for k, interval in pass_hats(successes, inputs.seed).items():
         figures[f"pass^{k}"] = interval.value
         figures[f"pass^{k}_low"], figures[f"pass^{k}_high"] = interval.low, interval.high
     if trajectories:
@@ -200,13 +200,13 @@ def _figures(
     figures["ends"] = dict(sorted(Counter(item.end for item in everything).items()))
     figures["blame"] = dict(sorted(Counter(item.blame for item in failed if item.blame).items()))
     figures["errors"] = _find_frequent(item.error for item in failed if item.error)
-    sides = [spend(side, everything, books) for side in SIDES]
+    sides = [spend(side, everything, inputs) for side in SIDES]
     figures["tokens"] = {
         kind: sum(side[kind] for side in sides) for kind in ("prompt", "completion", "cached")
     }
     costs = [side["cost"] for side in sides if side["cost"] is not None]
     figures["cost"] = sum(costs) if costs else None
-    spent = [books.seconds[item.id] for item in everything if item.id in books.seconds]
+    spent = [inputs.seconds[item.id] for item in everything if item.id in inputs.seconds]
     figures["seconds"] = (
         round(fsum(value for parts in spent for value in parts.values()), 3) if spent else None
     )
@@ -239,17 +239,17 @@ def _to_spending(used: Sequence[tuple[Usage, Price | None]]) -> dict[str, Any]:
     }
 
 
-def spend(side: Side, trajectories: Sequence[Trajectory], books: Books) -> dict[str, Any]:
+def spend(side: Side, trajectories: Sequence[Trajectory], inputs: SummaryInputs) -> dict[str, Any]:
     """What one side used: model calls, tokens, money where its price is known, and seconds."""
     used = [
-        (turn.usage, books.price(side, turn.model) if books.price is not None else None)
+        (turn.usage, inputs.price(side, turn.model) if inputs.price is not None else None)
         for item in trajectories
         for turn in item.turns
         if turn.side == side and turn.usage and turn.message.role != "tool"
     ]
     return {
         **_to_spending(used),
-        "seconds": round(fsum(books.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
+        "seconds": round(fsum(inputs.seconds.get(item.id, {}).get(side, 0.0) for item in trajectories), 3),
     }
 
 
@@ -257,10 +257,10 @@ def _split(
     trajectories: Sequence[Trajectory],
     failed: Sequence[Trajectory],
     key: Callable[[Trajectory], str],
-    books: Books,
+    inputs: SummaryInputs,
 ) -> dict[str, dict[str, Any]]:
     parts: dict[str, tuple[list[Trajectory], list[Trajectory]]] = defaultdict(lambda: ([], []))
     for place, items in enumerate((trajectories, failed)):
         for trajectory in items:
             parts[key(trajectory)][place].append(trajectory)
-    return {name: _figures(*parts[name], books) for name in sorted(parts) if name}
+    return {name: _figures(*parts[name], inputs) for name in sorted(parts) if name}

@@ -10,12 +10,12 @@ from trialogue.config import AuditSettings, EvalConfig, Speaker, SynthesizeConfi
 from trialogue.score.reward import grade, with_reward
 from trialogue.score.verdict import find_audit
 from trialogue.talk.budget import Account
-from trialogue.talk.find import equip, find_model
+from trialogue.talk.find import add_tool_model, find_model
 from trialogue.talk.model import ModelSource, close_source
 from trialogue.talk.near_calls import to_lenient
 from trialogue.talk.replay import Recorder, is_asked
 from trialogue.talk.rollout import Audit, RolloutSettings
-from trialogue.talk.users import dress
+from trialogue.talk.users import set_user_prompt
 from trialogue.world.domain import Domain
 from trialogue.world.find import find_domain
 
@@ -61,11 +61,11 @@ def open_parties(config: PlayConfig, *, is_played: bool = True) -> tuple[Domain,
     to answer for simulated tools."""
     account = Account(config.budget)
     domain = with_reward(find_domain(config.domain, config.data), config.reward.name, config.reward.rules)
-    domain = dress(domain, config.user)
+    domain = set_user_prompt(domain, config.user)
     if config.renderer.lenient:
         domain = to_lenient(domain)
     if is_played:
-        domain = equip(domain, config.simulator, config.limits, config.seed, account)
+        domain = add_tool_model(domain, config.simulator, config.limits, config.seed, account)
     wanted = AuditSettings(policy="keep") if isinstance(config, SynthesizeConfig) else config.audit
 
     def find(speaker: Speaker, role: str) -> ModelSource:

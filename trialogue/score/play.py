@@ -12,7 +12,7 @@ from trialogue.errors import ConfigError, TrialogueError
 from trialogue.score.evaluate import find_tasks
 from trialogue.score.reward import PendingReward, grade, regrade
 from trialogue.talk.conversation import explain_end
-from trialogue.talk.find import equip, find_model
+from trialogue.talk.find import add_tool_model, find_model
 from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model, close_source
 from trialogue.talk.near_calls import to_lenient
@@ -73,7 +73,7 @@ async def play(domain: Domain, task: Task, config: EvalConfig, person: HumanMode
     """Hold the conversation. A person who leaves raises KeyboardInterrupt."""
     other: Side = "user" if person.side == "agent" else "agent"
     speaker = config.user if other == "user" else config.agent
-    domain = equip(domain, config.simulator, config.limits, config.seed)
+    domain = add_tool_model(domain, config.simulator, config.limits, config.seed)
     domain = to_lenient(domain) if config.renderer.lenient and other == "agent" else domain
     opposite = find_model(speaker, other, domain, config.limits, config.seed)
     if other == "agent" and speaker.model == "oracle" and not speaker.mix and domain.oracle is None:

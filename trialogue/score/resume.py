@@ -36,7 +36,7 @@ from trialogue.world.find import find_code
 Ask = Callable[[str], bool]
 
 
-def settle(config: R, kind: Kind, resume: Path | None) -> R:
+def settle_config(config: R, kind: Kind, resume: Path | None) -> R:
     """The settings a run begins or goes on with. The name of a new one must be free, and one that goes on of
     the right kind: this is asked before anything is loaded. What only the caller may choose must be in a
     section that `config` sets; the run's own settings, from `read_config`, allow everything."""

@@ -21,7 +21,7 @@ from trialogue.trajectory import Usage
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """What one model has used in one role."""
 
     role: str
@@ -77,22 +77,22 @@ class Account:
 
     def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget or Budget()
-        self.entries: dict[tuple[str, str], Entry] = {}
-        self._written: dict[tuple[str, str], Entry] = {}
+        self.entries: dict[tuple[str, str], LedgerEntry] = {}
+        self._written: dict[tuple[str, str], LedgerEntry] = {}
         self._before = Usage(calls=0)
         self._before_usd = 0.0
         self._held_tokens = 0
         self._held_usd = 0.0
         self._settled = asyncio.Event()
 
-    def open(self, role: str, model: str, price: Price | None) -> Entry:
+    def open(self, role: str, model: str, price: Price | None) -> LedgerEntry:
         """The line of a model in a role. A budget of money wants to know the price."""
         if self.budget.usd is not None and price is None:
             raise ConfigError(
                 f"budget.usd is set, but the price of '{model}' is not known: set {role}.price or "
                 f"budget.prices, money for a million prompt, completion (and cached) tokens"
             )
-        return self.entries.setdefault((role, model), Entry(role, model))
+        return self.entries.setdefault((role, model), LedgerEntry(role, model))
 
     def load(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take over what the run had spent before it was resumed."""
@@ -153,7 +153,7 @@ class Account:
         """What was used since the last time, a line for each role and model: the run's ledger."""
         lines: list[dict[str, Any]] = []
         for key, entry in self.entries.items():
-            before = self._written.get(key) or Entry(entry.role, entry.model)
+            before = self._written.get(key) or LedgerEntry(entry.role, entry.model)
             used = {name: getattr(entry, name) - getattr(before, name) for name in AMOUNTS}
             self._written[key] = replace(entry)
             if any(used.values()):
@@ -164,10 +164,10 @@ class Account:
 
 def add_up(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A ledger's lines summed by role and model."""
-    sums: dict[tuple[str, str], Entry] = {}
+    sums: dict[tuple[str, str], LedgerEntry] = {}
     for line in lines:
         key = line["role"], line["model"]
-        entry = sums.setdefault(key, Entry(*key))
+        entry = sums.setdefault(key, LedgerEntry(*key))
         for name in AMOUNTS:
             setattr(entry, name, getattr(entry, name) + line.get(name, 0))
     return [

@@ -46,8 +46,8 @@ def to_pieces(text: str) -> list[str]:
     return [piece.lower() for piece in _PIECE.findall(text)]
 
 
-class Grounds:
-    """Everything said to the agent so far, kept so that looking a value up is quick."""
+class Evidence:
+    """Everything the agent has read so far, indexed to look values up."""
 
     def __init__(self) -> None:
         self._words: set[str] = set()
@@ -221,17 +221,17 @@ def is_permitted(value: Any, schema: Any) -> bool:
 
 def find_ungrounded(turns: Sequence[Turn], environment: Environment, free_text: Collection[str]) -> list[str]:
     """Arguments of the agent's calls that neither the user, nor a tool, nor the policy had mentioned."""
-    grounds = Grounds()
-    grounds.add_text(environment.policy)
+    evidence = Evidence()
+    evidence.add_text(environment.policy)
     for tool in environment.tools.values():
-        grounds.add_text(tool.description)
+        evidence.add_text(tool.description)
     found: list[str] = []
     for turn in turns:
         message = turn.message
         if turn.side == "user" and message.role == "user" and not message.tool_calls:
-            grounds.add_text(message.content)
+            evidence.add_text(message.content)
         if turn.side == "agent" and message.role == "tool":
-            grounds.add_result(message.content)
+            evidence.add_result(message.content)
         for call in message.tool_calls if turn.side == "agent" else ():
             tool = environment.tools.get(call.name)
             shapes: Any = {} if tool is None else tool.parameters.get("properties", {})
@@ -242,7 +242,7 @@ def find_ungrounded(turns: Sequence[Turn], environment: Environment, free_text: 
                 for leaf in find_leaves(value)
                 if name not in free_text
                 and not is_permitted(leaf, shapes.get(name, {}))
-                and not grounds.holds(leaf)
+                and not evidence.holds(leaf)
             ]
     return found
 

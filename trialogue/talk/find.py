@@ -101,10 +101,10 @@ def find_model(
     raise ConfigError(f"{side}: there is no model '{speaker.model}'; allowed are {allowed}{near}")
 
 
-def equip(
+def add_tool_model(
     domain: Domain, simulator: Speaker, limits: Limits, seed: int = 0, account: Account | None = None
 ) -> Domain:
-    """The domain with a model that answers for its tools, where they are simulated."""
+    """The domain with the model that simulates its tools, if they are simulated."""
     if domain.source != "simulated":
         return domain
     if not simulator.model:

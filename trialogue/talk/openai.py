@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from trialogue.config import Price, Speaker
 from trialogue.endpoint import Answer, Endpoint, Redirected, Unreachable, Unreadable
 from trialogue.errors import Blame, ConfigError, ModelError
-from trialogue.talk.budget import Account, Entry, find_price, to_cost
+from trialogue.talk.budget import Account, LedgerEntry, find_price, to_cost
 from trialogue.talk.completion import ChatAnswer, read_chat, read_usage
 from trialogue.talk.rate_limit import LOG, Breaker, Down, Pace
 from trialogue.task import Side, Task
@@ -72,7 +72,7 @@ class OpenAIModel:
     role: str = ""
     """What the ledger files its use under; the side where empty."""
     pause: Callable[[float], Any] = asyncio.sleep
-    ledger: Entry = field(init=False)
+    ledger: LedgerEntry = field(init=False)
     breaker: Breaker = field(init=False)
     _price: Price | None = field(init=False)
     _endpoint: Endpoint = field(init=False)

@@ -40,8 +40,8 @@ def user_prompt(domain: Domain, task: Task, manner: str = "") -> str:
     return f"{guidelines.rstrip()}\n\n{middle}# Your scenario\n\n{task.instructions.strip()}\n"
 
 
-def dress(domain: Domain, speaker: Speaker) -> Domain:
-    """The domain with the prompt and the personas that its user is to have."""
+def set_user_prompt(domain: Domain, speaker: Speaker) -> Domain:
+    """The domain with the prompt and the personas of its user."""
     persona: Callable[[int], tuple[str, str]] | None = None
     if speaker.dynamics != "off":
         personas = read_personas(speaker.dynamics, speaker.personas)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from trialogue.talk.evidence import Grounds, find_identity, to_pieces
+from trialogue.talk.evidence import Evidence, find_identity, to_pieces
 from trialogue.world.domain import Environment
 
 KEY = "*"
@@ -73,11 +73,11 @@ class Knowledge:
     """What was said and shown so far."""
 
     def __init__(self, environment: Environment) -> None:
-        self.grounds = Grounds()
-        self.grounds.add_text(environment.policy)
+        self.evidence = Evidence()
+        self.evidence.add_text(environment.policy)
         for tool in environment.tools.values():
-            self.grounds.add_text(tool.description)
-        self.heard = Grounds()
+            self.evidence.add_text(tool.description)
+        self.heard = Evidence()
         """The user's words alone."""
         self.words = ""
         self.records: list[Seen] = []
@@ -86,14 +86,14 @@ class Knowledge:
 
     def hear(self, text: str) -> None:
         """Take in what the user said."""
-        self.grounds.add_text(text)
+        self.evidence.add_text(text)
         self.heard.add_text(text)
         self.words += f"\n{text}"
         self._pieces += " ".join(to_pieces(text)) + " "
 
     def see(self, text: str) -> None:
         """Take in what a tool returned. A record seen before is replaced."""
-        self.grounds.add_result(text)
+        self.evidence.add_result(text)
         self.texts.append(text)
         for seen in read_records(text):
             self._add(seen)
@@ -113,7 +113,7 @@ class Knowledge:
     def preview(self, text: str) -> Knowledge:
         """What would be known after another result. The original is left as it is."""
         other = object.__new__(Knowledge)
-        other.grounds, other.heard, other.words = self.grounds, self.heard, self.words
+        other.evidence, other.heard, other.words = self.evidence, self.heard, self.words
         other._pieces, other.texts = self._pieces, [*self.texts, text]
         other.records = list(self.records)
         for seen in read_records(text):

@@ -237,7 +237,7 @@ class Planner:
         return Step("unknown", problem=f"nobody could know {name} = {value!r} of {call.name}: {who}")
 
     def _is_in_sight(self, leaf: Any) -> bool:
-        return self.knowledge.grounds.holds(leaf)
+        return self.knowledge.evidence.holds(leaf)
 
     @staticmethod
     def _shows(text: str, result: str) -> bool:

@@ -306,8 +306,8 @@ class Teacher:
             if step is None:
                 break
             yield from self._take(step)
-        grounds = self.planner.knowledge.grounds
-        known = [wording for wording in say if not grounds.find_unknown_values(wording)]
+        evidence = self.planner.knowledge.evidence
+        known = [wording for wording in say if not evidence.find_unknown_values(wording)]
         if not known:
             raise Unknowable(f"task {self.task.id}: no tool shows what is to be said: {' or '.join(say)}")
         return [f"{known[0][:1].upper()}{known[0][1:]}.", f"I can tell you this: {known[0]}."]
