@@ -260,6 +260,16 @@ def test_an_adapter_that_names_a_module_is_refused_before_peft_reads_it(
     assert not (tmp_path / "ran").exists()
 
 
+def test_usual_settings_of_attention_are_read(tmp_path: Path) -> None:
+    """Versions of transformers have written these."""
+    folder = tmp_path / "model"
+    shutil.copytree(BASE, folder)
+    set_config(_attn_implementation_autoset=True, attn_implementation="sdpa", quantization_config=None)(
+        folder
+    )
+    load_weights(folder, torch.float32)
+
+
 def test_a_base_is_not_loaded_through_an_adapter_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     shutil.copytree(BASE, folder)

@@ -34,7 +34,7 @@ _AGAIN = "copy or download it again"
 _COUNTED = ("layer", "label", "expert", "head", "block", "stage", "group")
 """In names of settings: what is made one by one, before anything can be compared with the weights."""
 _MOST_COUNTED = 10_000
-_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")
+_IMPLEMENTATIONS = ("eager", "sdpa", "batched_mm", "grouped_mm")
 """Of attention and experts. transformers downloads and runs a kernel for any other name."""
 _QUANTIZED = ("quantization_config", "compression_config")
 """Settings that make transformers import another package or run kernels from a hub."""
@@ -166,10 +166,10 @@ def check_code(file: Path) -> None:
             raise EngineError(f"{file}: {name} is set, and quantized weights are not read")
         if "_implementation" in name:
             chosen = cast("dict[str, Any]", value).values() if isinstance(value, dict) else [value]
-            if not all(item in _IMPLEMENTATIONS for item in chosen):
+            if not all(item in _IMPLEMENTATIONS for item in chosen if isinstance(item, str)):
                 raise EngineError(
                     f"{file}: {name} is {value!r}, which may run code from a hub; remove it, or use one of "
-                    + ", ".join(filter(None, _IMPLEMENTATIONS))
+                    + ", ".join(_IMPLEMENTATIONS)
                 )
 
 
