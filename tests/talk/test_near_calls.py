@@ -161,6 +161,11 @@ def test_an_evaluation_tells_near_calls(bakery: Domain, verb: str) -> None:
     assert all(item.turns[1].message.content.startswith("```json") for item in held)
 
 
+def sum_outcomes(run: str) -> float:
+    held = [item for file in find_files(Path(run)) for item in read_trajectories(file)]
+    return sum(item.reward.outcome or 0.0 for item in held if item.reward is not None)
+
+
 def test_a_lenient_renderer_reads_them(bakery: Domain) -> None:
     strict = run_eval()
     Path("runs/near").rename("runs/strict")
@@ -170,7 +175,7 @@ def test_a_lenient_renderer_reads_them(bakery: Domain) -> None:
     told = json.loads(Path("runs/near/result.json").read_text())
     assert "near_calls" not in told
     assert told["tools"]["cancel_order"] >= 1
-    assert told["reward"] > json.loads(Path("runs/strict/result.json").read_text())["reward"]
+    assert sum_outcomes("runs/near") > sum_outcomes("runs/strict")  # the script breaks rules of the policy
     [mark] = read_about(Path("runs/near"))["marks"]
     assert mark.startswith("renderer.lenient=true")
     assert json.loads(Path("runs/near/config.json").read_text())["renderer"] == {"lenient": True}
