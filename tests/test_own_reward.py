@@ -117,7 +117,7 @@ def test_the_reward_that_is_named_grades_and_is_on_record(mine: Written) -> None
     assert done.exit_code == 0, done.output
     assert {item.value for item in read_held()} == {0.9}
     recorded = json.loads(Path("runs/run/config.json").read_text(encoding="utf-8"))
-    assert recorded["reward"] == {"name": "mine.py:told"}
+    assert recorded["reward"] == {"name": "mine.py:told", "rules": "required"}
     assert json.loads(done.stdout)["pass^1"] == 1
 
 
@@ -304,7 +304,7 @@ def test_every_figure_counts_by_it() -> None:
     assert measure([group])["success"] == 0.5
     assert measure([group])["all_right"] == 0
     assert measure([Group(task=items[0].task, trajectories=tuple(items[:1]))])["all_right"] == 1
-    assert [to_figures(item)["success"] for item in items] == [1.0, 0.0]  # what verl and TRL are told
+    assert [to_figures([item])["success"] for item in items] == [1.0, 0.0]  # what verl and TRL are told
     assert agree(items, graded(Reward(value=1.0), Reward(value=0.0)))["same"] == 1
 
 
