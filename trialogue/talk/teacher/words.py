@@ -126,9 +126,12 @@ def sample(pattern: str, count: int = 12) -> tuple[str, ...]:
     except (re.error, RecursionError, AttributeError):
         return ()
     plain = [" ".join(text.split()) for text in found]
-    return tuple(dict.fromkeys(text for text in plain if re.fullmatch(r"[\w' -]*[a-zA-Z][\w' -]*", text)))[
-        :count
-    ]
+    return tuple(dict.fromkeys(filter(_is_plain, plain)))[:count]
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text is words, with at least one letter."""
+    return not re.search(r"[^\w' -]", text) and any(char.isascii() and char.isalpha() for char in text)
 
 
 def _expand(parts: Any) -> Iterator[str]:
