@@ -173,12 +173,12 @@ APT := apt-get update -qq && apt-get install -qq --yes --no-install-recommends
 	$(BIN)/trialogue sft shop sft.count=1500 sft.faults=0.2 sft.only_successes=false "tasks.levels=[1]" \
 	  run.directory=.venv-view/runs run.name=cold
 	$(BIN)/trialogue train shop learner.model=.venv-view/runs/cold "tasks.levels=[1]" training.steps=4 \
-	  training.tasks_per_step=8 training.eval_every=2 training.eval_tasks=16 \
+	  training.tasks_per_step=8 training.eval_every=2 training.eval_tasks=16 reward.rules=report \
 	  run.directory=.venv-view/runs run.name=agent
 	$(BIN)/trialogue eval shop --agent oracle --user agenda --tasks 20 --trials 4 \
 	  run.directory=.venv-view/runs run.name=oracle
 	$(BIN)/trialogue synthesize shop --agent .venv-view/runs/cold --count 5 "tasks.levels=[1]" synthesize.attempts=12 \
-	  synthesize.balance=0 run.directory=.venv-view/runs run.name=corpus
+	  synthesize.balance=0 reward.rules=report run.directory=.venv-view/runs run.name=corpus
 	printf 'a clear and short\nr too terse to imitate\nq\n' | $(BIN)/trialogue review .venv-view/runs/corpus --by Ada
 	@touch $@
 
