@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from trialogue.config import Limits, Speaker
+from trialogue.errors import ConfigError
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
+from trialogue.talk.own import to_reply
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task
@@ -143,3 +146,21 @@ def read_seen(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     path = str((folder / "mine.py").resolve())
     [module] = [module for module in sys.modules.values() if getattr(module, "__file__", None) == path]
     return vars(module)["SEEN"][-1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "find_orders", "arguments": {"phone": "555-0000"}},
+        {"name": "find_orders", "args": {"phone": "555-0000"}},
+        {"type": "function", "function": {"name": "find_orders", "input": {"phone": "555-0000"}}},
+        {"type": "function", "function": "find_orders"},
+        "find_orders",
+    ],
+)
+def test_a_tool_call_of_another_shape_is_refused(call: Any) -> None:
+    wanted = '; a call must be {"id": "1", "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
+    with pytest.raises(ConfigError, match=r"^the agent mine returned the tool call .*" + re.escape(wanted)):
+        to_reply({"tool_calls": [call]}, "the agent mine")
+    with pytest.raises(ConfigError, match="returned tool_calls that are"):
+        to_reply({"tool_calls": {"function": call}}, "the agent mine")

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from reprlib import repr as shorten
 from typing import Any, cast
 
 from trialogue.errors import ConfigError
@@ -32,6 +33,7 @@ Chat = Callable[[Shapes, Shapes], Awaitable[Any]]
 FORMS = "async def {side}(messages, tools), or a function (task, seed) that returns a Model"
 SPEAKERS = "an object with async def reply(self, turns, tools), or an async function (messages, tools)"
 MESSAGE = 'a text or a message {"content": …, "tool_calls": […]}'
+CALL = '{"id": "1", "type": "function", "function": {"name": "…", "arguments": "{…}"}}'
 
 
 def find_own(reference: str, side: Side, known: Iterable[str] = ()) -> ModelSource:
@@ -140,6 +142,12 @@ def to_reply(found: Any, what: str) -> Reply:
     wanted = f"it must return {MESSAGE}"
     if not isinstance(shape, Mapping) or not any(key in shape for key in ("content", "tool_calls")):
         raise ConfigError(f"{what} returned {describe_type(found)}; {wanted}")
+    calls: Any = shape.get("tool_calls") or ()
+    if not isinstance(calls, list | tuple):
+        raise ConfigError(f"{what} returned tool_calls that are {describe_type(calls)}; {wanted}")
+    for call in cast("Sequence[Any]", calls):
+        if not _is_call(call):
+            raise ConfigError(f"{what} returned the tool call {shorten(call)}; a call must be {CALL}")
     try:
         message = from_openai({**shape, "role": "assistant"})
     except Exception as error:
@@ -147,6 +155,16 @@ def to_reply(found: Any, what: str) -> Reply:
             f"{what} returned a message that cannot be read: {explain(error)}; {wanted}"
         ) from error
     return Reply(message.content, message.tool_calls, message.reasoning)
+
+
+def _is_call(call: Any) -> bool:
+    """Whether a tool call has OpenAI's shape. Another one would lose its arguments."""
+    function = _get(call, "function")
+    return isinstance(_get(function, "name"), str) and isinstance(_get(function, "arguments"), str | dict)
+
+
+def _get(shape: Any, key: str) -> Any:
+    return cast("Mapping[str, Any]", shape).get(key) if isinstance(shape, Mapping) else None
 
 
 def _is_async(found: Any) -> bool:
