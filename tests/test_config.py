@@ -31,7 +31,7 @@ def test_what_looks_like_a_date_is_a_text(name: str) -> None:
 
 
 def test_a_section_is_no_value() -> None:
-    with pytest.raises(ConfigError, match=r"tasks: .* got 3"):
+    with pytest.raises(ConfigError, match=r"tasks is a section: .* got 3"):
         load_config(TrainConfig, None, ["tasks=3"])
 
 
@@ -66,3 +66,18 @@ def test_a_key_that_is_nearly_right_is_suggested() -> None:
     for wrong, meant in (("limit.observations=3", "limits"), ("limits.observation=3", "limits.observations")):
         with pytest.raises(ConfigError, match=rf"no such key; .*; did you mean {meant}\b"):
             load_config(EvalConfig, None, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("reward=mine.py:f", "reward is a section: write reward.name=… or --reward …, got 'mine.py:f'"),
+        ("agent=mine.py:f", "agent is a section: write agent.model=… or --agent …, got 'mine.py:f'"),
+        ("judge=openai:m", "judge is a section: write judge.model=…, got 'openai:m'"),
+        ("limits=3", "limits is a section: write one of its keys, such as limits.observations=…, got 3"),
+    ],
+)
+def test_a_value_in_place_of_a_section_says_what_to_write(override: str, told: str) -> None:
+    with pytest.raises(ConfigError) as failed:
+        load_config(EvalConfig, None, [override])
+    assert str(failed.value) == f"the settings: {told}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
@@ -409,6 +409,8 @@ def to_config(kind: type[C], data: Mapping[str, Any], where: str) -> C:
             if problem["type"] == "extra_forbidden":
                 near = suggest(path, [*kind.model_fields, *(key.key for key in list_keys(kind))])
                 lines.append(f"{path}: no such key; {_allowed(kind, path)}{near}")
+            elif problem["type"] == "model_type" and (keys := _find_keys(kind, path)):
+                lines.append(f"{path} is a section: {_tell_section(path, keys, problem['input'])}")
             else:
                 lines.append(f"{path}: {problem['msg'].lower()}, got {problem['input']!r}")
         raise ConfigError(f"{where}: " + "; ".join(lines)) from None
@@ -429,6 +431,24 @@ def _allowed(kind: type[Section], path: str) -> str:
     for part in path.split(".")[:-1]:
         section = section.model_fields[part].annotation
     return "allowed here: " + ", ".join(section.model_fields)
+
+
+def _find_keys(kind: type[Section], path: str) -> list[str]:
+    """The keys of a section; none if the path names a value."""
+    return [key.key for key in list_keys(kind) if key.key.startswith(f"{path}.")]
+
+
+OPTIONS = {"reward.name": "--reward", "agent.model": "--agent", "user.model": "--user"}
+"""Options for the key of a section that names what runs."""
+
+
+def _tell_section(path: str, keys: Sequence[str], value: Any) -> str:
+    """How to write what was probably meant by a value in place of a section."""
+    named = next((key for key in (f"{path}.name", f"{path}.model") if key in keys), "")
+    if not named:
+        return f"write one of its keys, such as {keys[0]}=…, got {value!r}"
+    option = f" or {OPTIONS[named]} …" if named in OPTIONS else ""
+    return f"write {named}=…{option}, got {value!r}"
 
 
 def _read_file(path: Path) -> dict[str, Any]:
