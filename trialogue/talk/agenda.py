@@ -44,6 +44,7 @@ from trialogue.world.speech import (
     QUESTION,
     REFUSES,
     REPORTS,
+    SHORT_REPORT,
     YES_OR_NO,
     split_sentences,
     takes_back,
@@ -308,6 +309,10 @@ class AgendaUser:
     def _is_report(self, sentence: str) -> bool:
         if BARE_REPORT.search(sentence):
             return True
+        if short := SHORT_REPORT.search(sentence):
+            begin = short.start("participle")  # the wish must be what is done: not "Cancellation failed."
+            if any(match.end() > begin for match in re.finditer(self.wish.done, sentence, re.IGNORECASE)):
+                return True
         if POSSIBLE.search(sentence) or not REPORTS.search(sentence):
             return False
         return re.search(self.wish.done, sentence, re.IGNORECASE) is not None

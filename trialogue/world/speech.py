@@ -48,6 +48,12 @@ REPORTS = _any_of(
 BARE_REPORT = _any_of(
     r"^\W*(?:(?:it|that|this|everything|ok|okay)(?: is|'s|,)? )?(?:all )?(?:done|set|completed)\W*$"
 )
+SHORT_REPORT = _any_of(
+    r"^\W*(?=\w)"
+    r"(?!(?:\S+ ){0,3}?(?:no|not|none|nothing|never|be|being|get|gets|getting|if|once|until|when|\w+n't)\b)"
+    r"(?:[\w'#-]+ ){0,3}(?P<participle>\w+ed)[.!\s]*$"
+)
+"""Up to three words and a participle: "Class booked." """
 POSSIBLE = _any_of(r"\b(?:can|could|may|might|would|should|to) (?:only |still )?be\b|\bif\b")
 OFFERS_HELP = _any_of(
     r"\bhow (?:can|may|could) i (?:help|assist)", r"\bwhat (?:can i do|would you like|do you (?:want|need))"
