@@ -121,6 +121,11 @@ def test_the_reward_that_is_named_grades_and_is_on_record(mine: Written) -> None
     assert json.loads(done.stdout)["pass^1"] == 1
 
 
+def test_the_mean_reward_is_shown_where_it_is_not_the_success_rate(mine: Written) -> None:
+    assert "mean reward: 0.900\n" in evaluate(mine("told")).output
+    assert "mean reward" not in evaluate("outcome", name="usual").output
+
+
 @pytest.mark.parametrize("verb", ["rollout", "synthesize"])
 def test_the_other_verbs_that_grade_take_it_too(mine: Written, verb: str) -> None:
     count = ["--count", "2"] if verb == "synthesize" else ["--tasks", "2"]

@@ -212,6 +212,11 @@ def tell_near_calls(number: int) -> str:
     )
 
 
+def differs(reward: float | None, success: float | None) -> bool:
+    """Whether a mean reward says something else than the share of successes, beyond rounding."""
+    return reward is not None and success is not None and abs(reward - success) >= 0.0005
+
+
 def find_no_success(trajectories: Iterable[Trajectory]) -> tuple[float, float] | None:
     """The lowest and highest reward, where rewards vary, none counts as a success and none says what does."""
     rewards = [item.reward for item in trajectories if item.reward is not None]

@@ -35,6 +35,37 @@ def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> 
     assert len(lines) == 3
 
 
+def test_the_share_of_successes_is_told_where_it_is_not_the_reward(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with show_steps(steps=2) as shown:
+        shown(1, {**STEP, "success": 0.34})
+        shown(2, {**STEP, "success": 0.5})
+    same, other = capsys.readouterr().out.splitlines()
+    assert "success" not in same
+    assert "reward=0.340 success=0.500 turns=" in other
+    assert "success 0.50" in draw(shown)
+
+
+def test_the_time_left_is_told_when_a_step_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fine-tuning learns with its first step how many there are, long after it has begun."""
+    with show_steps() as shown:
+        for step in (1, 2):
+            shown(step, {"loss": 0.5, "validation_loss": 0.5, "steps": 48})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step=1/48 ")
+    assert "left=" not in first
+    assert second.endswith(" left=0s")
+    assert shown.find_fault() is None
+
+
+def draw(steps: Steps) -> str:
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as captured:
+        console.print(steps.draw())
+    return captured.get()
+
+
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with show_steps(quiet=True) as shown:
         shown(1, STEP)
@@ -92,14 +123,14 @@ def test_the_report_of_learning(folder: Path, tmp_path: Path) -> None:
         lines = (source / "trajectories" / "eval.jsonl").read_text()
         (run.path / "trajectories" / f"eval-{step:06d}.jsonl").write_text(lines)
         run.add_metrics({**json.loads((source / "result.json").read_text()), "step": step, "kind": "eval"})
-    run.add_metrics({"step": 4, "reward": 0.625, "turns": 5.0})
+    run.add_metrics({"step": 4, "reward": 0.625, "success": 0.75, "turns": 5.0})
     run.close("finished")
     text = write_report(run.path).read_text()
     assert (
         "After step 4 the agent solves **100.0% (66.4%–100.0%)** of 9 dev tasks; at step 0 it was 0.0%"
         in text
     )
-    assert "Mean reward of the last 1 steps: 0.625." in text
+    assert "Mean reward of the last 1 steps: 0.625. Share of successes: 0.750." in text
     assert "**Gained** (9)" in text
     assert "**Lost** (0)" in text
     assert "`seed = 5`" in text

@@ -88,7 +88,7 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
         echo(f"marked: {mark}", err=as_json)
     if (fault := shown.find_fault()) is not None:
         echo(fault, err=True)
-    if asked.resume and not shown.durations:
+    if asked.resume and not shown.last:
         echo(f"{path} had nothing left to do", err=True)
     if as_json:
         echo_json({"run": str(path), "state": state, **({"marks": marks} if marks else {})})

@@ -7,11 +7,13 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 from trialogue.foreign import show_code, show_markdown
 from trialogue.index import Entry
+from trialogue.trajectory import differs
 from trialogue.view.api import find_changed, find_outcome, thin
 from trialogue.view.curves import Curve, draw_curves
 from trialogue.view.run_reader import RunRecords
@@ -82,7 +84,11 @@ def _sentence(
         words[-1] += f"; at step {first['step']} it was {_rate(first)}." if len(known) > 1 else "."
     rewards = [line["reward"] for line in steps[-10:] if "reward" in line]
     if rewards:
-        words.append(f"Mean reward of the last {len(rewards)} steps: {sum(rewards) / len(rewards):.3f}.")
+        mean = fmean(rewards)
+        words.append(f"Mean reward of the last {len(rewards)} steps: {mean:.3f}.")
+        successes = [line["success"] for line in steps[-10:] if "reward" in line and "success" in line]
+        if successes and differs(mean, success := fmean(successes)):
+            words.append(f"Share of successes: {success:.3f}.")
     losses = [line for line in steps if "validation_loss" in line]
     if losses:
         first, last = (losses[place]["validation_loss"] for place in (0, -1))

@@ -18,6 +18,7 @@ from rich.text import Text
 from trialogue.activity import ACTIVITY, silence, to_duration
 from trialogue.output import echo
 from trialogue.screen import Screen, one_line
+from trialogue.trajectory import differs
 
 Watch = Callable[[int, dict[str, Any]], None]
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -72,7 +73,9 @@ class Steps:
         self.changed = 0  # steps that changed the weights
         self.talking: tuple[int, int] | None = None
         self.stopping = False
-        self.began = self.stepped = monotonic()
+        self.began = monotonic()
+        self.stepped: float | None = self.began
+        """When the last step ended. None: the next step is the first of a part that began some time ago."""
         self.durations: list[float] = []
         self._said = 0.0
 
@@ -95,14 +98,15 @@ class Steps:
             return
         self.step = step
         if (steps := metrics.get("steps", self.steps)) != self.steps:  # next part of a demonstration
-            self.steps, self.durations, self.stepped = steps, [], monotonic()
+            self.steps, self.durations, self.stepped = steps, [], None
         if kind == "eval":
             self.held_out_warnings = list(metrics.get("warnings", ()))
         if kind == "eval" and "pass^1" in metrics:
             self.passed = (metrics["pass^1"], metrics["pass^1_low"], metrics["pass^1_high"])
         elif kind is None:
             now = monotonic()
-            self.durations.append(now - self.stepped)
+            if self.stepped is not None:
+                self.durations.append(now - self.stepped)
             self.stepped = now
             self.last = metrics
             self.changed += not metrics.get("skipped")
@@ -116,7 +120,7 @@ class Steps:
 
     def find_fault(self) -> str | None:
         """Why nothing was learned, if no step changed the weights."""
-        if not self.durations or self.changed:
+        if not self.last or self.changed:
             return None
         return CUT_OFF if self.last.get("cut_off", 0.0) > 0.5 else NO_SIGNAL
 
@@ -140,6 +144,8 @@ class Steps:
         ):
             if metrics.get(key) is not None:
                 words.append(f"{name}={metrics[key]:.3f}")
+            if key == "reward" and self._has_success(metrics):
+                words.append(f"success={metrics['success']:.3f}")
         words += [f"errors={self.failed}"] * bool(self.failed) + [f"cost={self.cost:.4f}"] * bool(self.cost)
         assert self.tell is not None
         words.append(f"s={passed:.1f}")
@@ -148,6 +154,10 @@ class Steps:
         self.tell(" ".join(words))
         for warning in metrics.get("warnings", ()):
             echo(f"  warning: {warning}", err=True)
+
+    def _has_success(self, metrics: dict[str, Any]) -> bool:
+        """Whether a step's share of successes is another figure than its reward."""
+        return metrics.get("kind") is None and differs(metrics.get("reward"), metrics.get("success"))
 
     def _pace(self) -> float:
         recent = self.durations[1:][-8:] or self.durations  # the first one includes the start-up
@@ -188,6 +198,8 @@ class Steps:
         parts: list[str] = []
         if self.rewards:
             parts.append(f"reward {self.rewards[-1]:.2f} {spark(self.rewards[-16:])}")
+            if self._has_success(self.last):
+                parts.append(f"success {self.last['success']:.2f}")
         elif "loss" in self.last:
             parts.append(f"loss {self.last['loss']:.3f}")
         if self.passed is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence
 from trialogue.screen import Row, Screen, block, one_line
-from trialogue.trajectory import SUCCESS, Trajectory, tell_near_calls, tell_no_success
+from trialogue.trajectory import SUCCESS, Trajectory, differs, tell_near_calls, tell_no_success
 
 
 @contextmanager
@@ -60,6 +60,8 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
     if result["family_mean"] is not None:
         number = sum("pass^1" in figures for figures in result["families"].values())
         console.print(f"mean of {number} families: {result['family_mean']:.3f}")
+    if differs(result.get("reward"), result.get("pass^1")):
+        console.print(f"mean reward: {result['reward']:.3f}")
     if policy := tell_compliance(result):
         console.print(policy, soft_wrap=True)
     ends = ", ".join(f"{end} {count}" for end, count in result["ends"].items())
@@ -191,7 +193,9 @@ def show_check(checked: dict[str, Any], played: int, console: Screen | None = No
 
 def tell_policy(policy: dict[str, Any]) -> list[str]:
     """What the rules of a policy leave out, one line each."""
-    lines = [f"policy: no rule stands for: {text}" for text in policy["without_rule"]]
+    lines = [
+        f"policy: no rule stands for (allowed; no rule checks it): {text}" for text in policy["without_rule"]
+    ]
     if policy["never_exercised"]:
         lines.append(f"policy: never exercised: {', '.join(policy['never_exercised'])}")
     covered = policy["sentences"] - len(policy["without_rule"])
