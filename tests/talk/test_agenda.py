@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,29 @@ def talk(user: AgendaUser, *texts: str) -> list[str]:
 )
 def test_free_language(text: str, answer: str):
     assert talk(make_user(), text) == ["Hello. I'd like to cancel an order.", answer]
+
+
+SIGNS = {
+    "a report": "Bye.",
+    "a refusal": "A pity.",
+    "a request for a yes": "Yes.",
+    "a question for a fact": "555",
+}
+
+
+@pytest.mark.parametrize("kind", SIGNS)
+def test_the_examples_of_the_document_are_understood_as_it_says(kind: str):
+    """The table in docs/users.md."""
+    facts = {"phone": {"value": "555-0101", "asked": "phone"}}
+    wish = {"says": ["Please cancel order A101."], "done": "cancel"}
+    text = (Path(__file__).parents[2] / "docs" / "users.md").read_text(encoding="utf-8")
+    [row] = [line for line in text.splitlines() if line.startswith(f"| {kind} |")]
+    understood, other = (re.findall('"([^"]+)"', cell) for cell in row.split("|")[3:5])
+    assert len(understood) >= 4
+    assert len(other) >= 3
+    for words in understood + other:
+        reply = make_user(wish, facts=facts, actions=None).respond(words)
+        assert reply.startswith(SIGNS[kind]) == (words in understood), (words, reply)
 
 
 def test_either_or_takes_one_side_and_a_known_one():

@@ -142,7 +142,7 @@ def to_reply(found: Any, what: str) -> Reply:
     wanted = f"it must return {MESSAGE}"
     if not isinstance(shape, Mapping) or not any(key in shape for key in ("content", "tool_calls")):
         raise ConfigError(f"{what} returned {describe_type(found)}; {wanted}")
-    calls: Any = shape.get("tool_calls") or ()
+    calls = _get(shape, "tool_calls") or ()
     if not isinstance(calls, list | tuple):
         raise ConfigError(f"{what} returned tool_calls that are {describe_type(calls)}; {wanted}")
     for call in cast("Sequence[Any]", calls):
