@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from trialogue.screen import Screen
-from trialogue.view.terminal import show_check, show_result
+from trialogue.view.terminal import show_check, show_result, tell_policy
 
 
 def test_many_trials_fit(capsys: Any) -> None:
@@ -52,3 +52,11 @@ def test_every_problem_that_is_counted_is_shown_or_said_to_be_hidden() -> None:
     assert lines[0] == "✗ t0, t1, t2, t3, t4 and 3 more: it is empty"
     assert lines[50] == "… and 11 more problems; --json lists all"
     assert lines[-1].endswith("68 problems of 61 kinds")
+
+
+def test_a_sentence_without_a_rule_is_said_to_be_allowed() -> None:
+    policy = {"without_rule": ["Be kind."], "never_exercised": [], "rules": 1, "sentences": 2}
+    assert tell_policy(policy) == [
+        "policy: not checked by a rule, which is allowed: Be kind.",
+        "policy: 1 rules stand for 1 of 2 sentences",
+    ]

@@ -193,9 +193,7 @@ def show_check(checked: dict[str, Any], played: int, console: Screen | None = No
 
 def tell_policy(policy: dict[str, Any]) -> list[str]:
     """What the rules of a policy leave out, one line each."""
-    lines = [
-        f"policy: no rule stands for (allowed; no rule checks it): {text}" for text in policy["without_rule"]
-    ]
+    lines = [f"policy: not checked by a rule, which is allowed: {text}" for text in policy["without_rule"]]
     if policy["never_exercised"]:
         lines.append(f"policy: never exercised: {', '.join(policy['never_exercised'])}")
     covered = policy["sentences"] - len(policy["without_rule"])
