@@ -89,6 +89,15 @@ def test_what_does_not_fit_is_told_with_what_fits() -> None:
     assert "\nfits: " in again.output, again.output
 
 
+def test_the_tiny_model_needs_no_gpu_and_one_gpu_is_no_plural() -> None:
+    done = ask("shop", "--no-table", "--gpus", "2", "plan.route=verl")
+    assert done.exit_code == 0, done.output
+    assert "the tiny model needs no GPU" in done.output
+    assert "on 1 GPU each" in done.output
+    assert "1 GPUs" not in done.output
+    assert "needs no GPU" not in ask("--config", PAPER, "--no-table", "--gpus", "8").output
+
+
 def test_lengths_and_latencies_of_recorded_conversations(tmp_path: Path) -> None:
     held = CliRunner().invoke(
         main,

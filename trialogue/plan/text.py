@@ -20,6 +20,8 @@ def to_lines(plan: Plan) -> Iterator[str]:
     first = plan.rows[0]
     yield f"{config.domain} · {shape.name}: {shape.parameters / 1e9:.3g} billion parameters"
     yield f"{layout.gpus} × {gpu.name} ({gpu.gigabytes:g} GB), {describe_route(plan)}"
+    if config.learner.model == "tiny":
+        yield "the tiny model needs no GPU: it trains on one core of a CPU. The figures below are for a GPU"
     yield ""
     yield from to_memory_lines(plan.memory)
     yield ""
@@ -65,8 +67,8 @@ def describe_route(plan: Plan) -> str:
     if layout.route == "train":
         return "trialogue train on one device"
     return (
-        f"verl: {layout.replicas} copies of the weights sample, on {layout.tensor} GPUs each; a row of the "
-        f"update is split over {layout.sequence} GPUs"
+        f"verl: {layout.replicas} copies of the weights sample, on {count_gpus(layout.tensor)} each; a row of "
+        f"the update is split over {count_gpus(layout.sequence)}"
     )
 
 
@@ -87,7 +89,11 @@ def to_remedy(plan: Plan) -> str:
         return "none of those known; take a smaller model or other GPUs"
     gpus, settings = plan.remedy
     words = to_words(settings)
-    return words if gpus == plan.layout.gpus else f"{gpus} GPUs"
+    return words if gpus == plan.layout.gpus else count_gpus(gpus)
+
+
+def count_gpus(number: int) -> str:
+    return f"{number} GPU{'s' * (number != 1)}"
 
 
 def to_words(settings: Mapping[str, Any]) -> str:
