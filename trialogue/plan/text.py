@@ -67,8 +67,8 @@ def describe_route(plan: Plan) -> str:
     if layout.route == "train":
         return "trialogue train on one device"
     return (
-        f"verl: {layout.replicas} copies of the weights sample, on {count_gpus(layout.tensor)} each; a row of "
-        f"the update is split over {count_gpus(layout.sequence)}"
+        f"verl: {layout.replicas} copies of the weights sample, on {count_gpus(layout.tensor)} each; a row "
+        f"of the update is split over {count_gpus(layout.sequence)}"
     )
 
 
