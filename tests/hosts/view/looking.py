@@ -50,7 +50,7 @@ class Site:
         mixed = [
             row
             for row in rows
-            if any(reward == 1 for _, reward in row["group"]) and row["end"] == "user_stop"
+            if any(outcome == "won" for _, outcome in row["group"]) and row["end"] == "user_stop"
         ]
         mixed.sort(key=lambda row: abs(row["turns"] - 12))
         for row in mixed[:8]:

@@ -223,7 +223,7 @@ def test_compare_aligns_at_the_first_difference(page: Page, site: Site) -> None:
     page.keyboard.press("c")
     expect(page.locator(".comparison")).to_be_visible()
     other = page.locator(".filters select").input_value()
-    assert dict(row["group"])[other] == 1  # the best against this one
+    assert dict(row["group"])[other] == "won"  # the best against this one
     same = find_first_difference(site, row["id"], other)
     shown = page.locator(".split").text_content() or ""
     place = int(shown.rsplit(" ", 1)[1])
