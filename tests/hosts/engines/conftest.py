@@ -17,7 +17,7 @@ from trialogue.config import SftConfig, TrainConfig, load_config
 from trialogue.engine.models import find_model_folder
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.learn.collect import choose_tasks
-from trialogue.learn.sft import sft, to_teacher
+from trialogue.learn.sft import sft
 from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.render.api import Renderer
@@ -175,7 +175,11 @@ def clerk(questions: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> P
 
     async def hold() -> list[Trajectory]:
         groups = rollout(
-            shop, tasks, to_teacher(shop, 0.0), user, RolloutSettings(group_size=6, seed=seed, grade=grade)
+            shop,
+            tasks,
+            find_model("oracle", "agent", shop),
+            user,
+            RolloutSettings(group_size=6, seed=seed, grade=grade),
         )
         return [item async for group in groups for item in group.trajectories]
 
