@@ -267,7 +267,7 @@ def test_usual_settings_of_attention_are_read(tmp_path: Path) -> None:
     set_config(_attn_implementation_autoset=True, attn_implementation="sdpa", quantization_config=None)(
         folder
     )
-    load_weights(folder, torch.float32)
+    assert load_weights(folder, torch.float32).config._attn_implementation == "sdpa"
 
 
 def test_a_base_is_not_loaded_through_an_adapter_of_its_own(tmp_path: Path) -> None:
