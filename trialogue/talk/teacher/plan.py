@@ -62,6 +62,7 @@ class Planner:
         tool = self.environment.tools.get(name)
         if tool is not None and tool.writes and not failed:
             self.search.made.clear()
+            self.search.results.clear()
         self.search.made.add(canonical([name, arguments]))
         self.environment.call(name, arguments)
         self.search.replayed.append((name, arguments))
@@ -72,6 +73,7 @@ class Planner:
         """Keep in step with what the user has done."""
         self.environment.call(call.name, call.arguments, "user")
         self.search.made.clear()
+        self.search.results.clear()
 
     # -- one call -----------------------------------------------------------------------------------------
 

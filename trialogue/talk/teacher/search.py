@@ -157,6 +157,8 @@ class Search:
     """Calls made since anything changed: making them again shows nothing new."""
     replayed: list[tuple[str, dict[str, Any]]] = field(default_factory=lambda: [])
     """Every call of the conversation, to open the same world again."""
+    results: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    """What calls return as the world is now. Several searches try the same ones."""
 
     def find_path(self, goal: Callable[[str], bool], asks: bool = True, depth: int = DEPTH) -> Path | None:
         """The shortest way to a result that meets the goal."""
@@ -181,7 +183,7 @@ class Search:
                     tried.add(key)
                     if len(tried) > MOST_TRIED:
                         return None
-                    result = self.try_call(tool, arguments)
+                    result = self.try_call(tool, arguments, key)
                     if result is None:
                         continue
                     made.append((tool.name, arguments, used))
@@ -215,8 +217,14 @@ class Search:
                     add_value(pool, value, name)
         return pool
 
-    def try_call(self, tool: Tool, arguments: dict[str, Any]) -> str | None:
+    def try_call(self, tool: Tool, arguments: dict[str, Any], key: str = "") -> str | None:
         """The result of a call on a world like this one, None if it is refused or empty."""
+        key = key or canonical([tool.name, arguments])
+        if key not in self.results:
+            self.results[key] = self._try_anew(tool, arguments)
+        return self.results[key]
+
+    def _try_anew(self, tool: Tool, arguments: dict[str, Any]) -> str | None:
         environment = self.reopen() if tool.writes else self.environment
         try:
             result = environment.call(tool.name, arguments)

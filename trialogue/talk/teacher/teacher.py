@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import chain
 from random import Random
 from typing import TypeVar
 
@@ -192,14 +193,14 @@ class Teacher:
             if self.planner.search.told.issuperset(group):
                 continue
             listed = [words.list_names(name, facts[name].asked) for name in group]
-            texts = [
-                text
-                for text in words.list_questions(listed, own[group[0]], self.random)
-                if self.listener.is_asked(text, set(group))
-            ]
-            if not texts and len(group) > 1:
+            asked = set(group)
+            questions = words.list_questions(listed, own[group[0]], self.random)
+            texts = (text for text in questions if self.listener.is_asked(text, asked))
+            first = next(texts, None)
+            if first is None and len(group) > 1:
                 continue
-            yield from self._say(texts, _anything, f"as a question for {' and '.join(group)}")
+            found = texts if first is None else chain([first], texts)
+            yield from self._say(found, _anything, f"as a question for {' and '.join(group)}")
             self.planner.search.told.update(group)
 
     # -- doing ------------------------------------------------------------------------------------------
