@@ -29,9 +29,9 @@ from trialogue.errors import RunError as RunError
 from trialogue.errors import ToolError as ToolError
 from trialogue.errors import TrialogueError as TrialogueError
 from trialogue.learn import advantages as advantages
+from trialogue.learn.advantages import build_rows as build_rows
 from trialogue.learn.checkpoint import Learner as Learner
 from trialogue.learn.checkpoint import load_learner as load_learner
-from trialogue.learn.rows import build_rows as build_rows
 from trialogue.learn.sft import sft as sft
 from trialogue.learn.train import train as train
 from trialogue.messages import Message as Message

@@ -16,6 +16,7 @@ from trialogue.config import TrainConfig
 from trialogue.errors import ConfigError
 from trialogue.learn.advantages import (
     ADVANTAGES,
+    build_rows,
     center,
     dr_grpo,
     find_advantage,
@@ -25,7 +26,6 @@ from trialogue.learn.advantages import (
     rloo,
 )
 from trialogue.learn.checks import Checks
-from trialogue.learn.rows import build_rows
 from trialogue.messages import Message
 from trialogue.task import Task
 from trialogue.trajectory import Group, Reward, Tokens, Trajectory, Turn

@@ -17,10 +17,10 @@ from trialogue.config import CheckSettings, RunSettings, TrainConfig
 from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import EngineError
 from trialogue.learn import losses
+from trialogue.learn.advantages import build_rows
 from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.checks import Checks, to_finite
 from trialogue.learn.loop import join_metrics, update
-from trialogue.learn.rows import build_rows
 from trialogue.learn.train import find_method, to_optim, train
 from trialogue.run import Run, read_lines
 from trialogue.task import Task

@@ -19,9 +19,9 @@ from trialogue import Reply
 from trialogue.config import StragglerSettings, TrainConfig
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import BudgetError, ConfigError
+from trialogue.learn.advantages import build_rows
 from trialogue.learn.collect import Collector, Gate, RolloutBatch
 from trialogue.learn.measure import measure_flow
-from trialogue.learn.rows import build_rows
 from trialogue.learn.train import train
 from trialogue.messages import Message
 from trialogue.run import list_checkpoints, read_about, read_lines, read_trajectories

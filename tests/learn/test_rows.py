@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trialogue.engine.api import Row
 from trialogue.engine.update import check_rows
-from trialogue.learn.rows import to_rows
+from trialogue.learn.advantages import to_rows
 from trialogue.messages import Message
 from trialogue.task import Task
 from trialogue.trajectory import Tokens, Trajectory, Turn

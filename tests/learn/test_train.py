@@ -24,9 +24,8 @@ from trialogue.cli.options import Asked
 from trialogue.config import EngineChoice, EvalConfig, Limits, Optimizer, SftConfig, Speaker, TrainConfig
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError, RunError
-from trialogue.learn.advantages import dr_grpo, has_signal
+from trialogue.learn.advantages import build_rows, dr_grpo, has_signal
 from trialogue.learn.collect import Collector, choose_tasks
-from trialogue.learn.rows import build_rows
 from trialogue.learn.sft import sft
 from trialogue.learn.train import to_optim, train
 from trialogue.lines import append_records

@@ -65,7 +65,7 @@ class Row:
     turns: list[int] | None = None
     elsewhere: float | None = None
     """Sum of the log-ratios of the masked tokens in the conversation's other rows, for a loss that needs the
-    ratio of the whole conversation (`trialogue.learn.rows.add_elsewhere`)."""
+    ratio of the whole conversation (`trialogue.learn.losses.add_elsewhere`)."""
 
 
 def find_conversations(rows: Sequence[Row]) -> list[list[int]]:

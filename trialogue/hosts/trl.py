@@ -27,7 +27,7 @@ from trialogue.engine.api import Completion, SamplingParams
 from trialogue.errors import ConfigError
 from trialogue.hosts.conversations import Conversations, is_left_out, to_figures
 from trialogue.hosts.export import find_tasks
-from trialogue.learn.rows import to_rows
+from trialogue.learn.advantages import to_rows
 from trialogue.score.parties import Parties
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.render.load import make_renderer

@@ -23,7 +23,7 @@ from trialogue.config import TrainConfig
 from trialogue.engine.api import Completion, Row, SamplingParams
 from trialogue.errors import ConfigError, EngineError
 from trialogue.hosts.conversations import Conversations, is_left_out, refuse_rows, to_figures
-from trialogue.learn.rows import to_rows
+from trialogue.learn.advantages import to_rows
 from trialogue.run import to_timings
 from trialogue.talk.local import LocalModel, Sampling
 from trialogue.talk.model import ModelSource

@@ -1,4 +1,4 @@
-"""Advantages: how much better each conversation of a group was than the others.
+"""Advantages, how much better each conversation of a group was than the others, and the rows to learn from.
 
 An advantage function takes a group and returns one number per conversation, or one list per conversation with
 one number per reply of the agent. It is named by `advantage.name`: a name from `ADVANTAGES`, or a function of
@@ -8,13 +8,17 @@ your own as `module:name` or `path/to/file.py:name`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean, stdev
 from typing import Any, cast
 
+from trialogue.engine.api import Row
 from trialogue.errors import ConfigError
+from trialogue.learn.checks import Checks
 from trialogue.seams import check_signature, describe_value, load_seam, loading
-from trialogue.trajectory import Group
+from trialogue.task import Side
+from trialogue.trajectory import Group, Trajectory
 
 EPSILON = 1e-6
 """Smaller differences of rewards are no signal."""
@@ -124,3 +128,62 @@ def find_problem(result: Any, group: Group) -> str:
         if len(numbers) != replies:
             return f"{len(numbers)} numbers for the {replies} replies of conversation {item.id}"
     return ""
+
+
+# -- rows: the sampled ids as they are, a mask, and an advantage per token ---------------------------------
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A row while its turns are appended."""
+
+    tokens: list[int] = field(default_factory=lambda: [])
+    mask: list[int] = field(default_factory=lambda: [])
+    logprobs: list[float] = field(default_factory=lambda: [])
+    advantages: list[float] = field(default_factory=lambda: [])
+    turns: list[int] = field(default_factory=lambda: [])
+
+
+def build_rows(
+    groups: Sequence[Group], advantage: Advantage = grpo, checks: Checks | None = None
+) -> list[Row]:
+    """The rows of a step: the conversations of all groups that have a signal. Failed ones enter no group's
+    mean, and conversations whose mask or log-probabilities are wrong are left out."""
+    checks = checks or Checks()
+    rows: list[Row] = []
+    for group in groups:
+        advantages = advantage(group)
+        checks.see_group(group, advantages, sum_to_zero=advantage in ADVANTAGES.values())
+        if not any(any(value) if isinstance(value, Sequence) else value for value in advantages):
+            continue
+        for trajectory, value in zip(group.trajectories, advantages, strict=True):
+            found = to_rows(trajectory, value)
+            rows += found if checks.is_masked_right(trajectory, found) else []
+    return rows
+
+
+def to_rows(trajectory: Trajectory, advantage: float | Sequence[float], *, side: Side = "agent") -> list[Row]:
+    """The rows of one conversation. mask is 1 exactly on the ids that the side's model sampled.
+
+    `advantage` is one number for the conversation, or one per reply of the side. A turn whose template
+    rewrote the history begins a new row.
+    """
+    rows: list[_Growing] = []
+    replies = [turn.tokens for turn in trajectory.turns if turn.side == side and turn.tokens is not None]
+    values = [advantage] * len(replies) if isinstance(advantage, int | float) else list(advantage)
+    if len(values) != len(replies):
+        raise ValueError(f"{trajectory.id}: {len(values)} advantages for {len(replies)} replies")
+    for number, (tokens, value) in enumerate(zip(replies, values, strict=True)):
+        if tokens.start or not rows:
+            rows.append(_Growing())
+        row = rows[-1]
+        seen, said = len(tokens.prompt), len(tokens.reply)
+        row.tokens += [*tokens.prompt, *tokens.reply]
+        row.mask += [0] * seen + [1] * said
+        row.logprobs += [0.0] * seen + list(tokens.logprobs)
+        row.advantages += [0.0] * seen + [value] * said
+        row.turns += [number] * (seen + said)
+    return [
+        Row(row.tokens, row.mask, row.logprobs, row.advantages, id=trajectory.id, turns=row.turns)
+        for row in rows
+    ]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trialogue.config import CheckSettings
 from trialogue.engine.api import Row
 from trialogue.errors import EngineError
-from trialogue.learn.advantages import Values
 from trialogue.learn.overfit import find_overfit
 from trialogue.trajectory import Group, Trajectory, tell_near_calls, tell_no_success
+
+if TYPE_CHECKING:
+    from trialogue.learn.advantages import Values
 
 
 class Checks:

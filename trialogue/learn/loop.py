@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from trialogue.engine.api import Engine, OptimParams, Row, find_conversations
-from trialogue.learn.advantages import Advantage
+from trialogue.learn.advantages import Advantage, build_rows
 from trialogue.learn.checks import Checks
 from trialogue.learn.collect import Collector, Gate
-from trialogue.learn.losses import OwnLoss, PolicyLoss
-from trialogue.learn.rows import add_elsewhere, build_rows
+from trialogue.learn.losses import OwnLoss, PolicyLoss, add_elsewhere
 from trialogue.talk.rollout import derive_seed
 from trialogue.trajectory import Group
 

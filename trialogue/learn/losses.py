@@ -8,11 +8,12 @@ however rows are split. `loss.name` names one of `PolicyLoss`, or a loss of your
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trialogue.config import LossSettings
-from trialogue.engine.api import TokenBatch
+from trialogue.engine.api import Row, TokenBatch, find_conversations
 from trialogue.errors import ConfigError
 from trialogue.seams import check_signature, describe_value, load_seam, loading
 from trialogue.settings import LOSSES
@@ -168,10 +169,29 @@ def _conversation_ratio(log_ratio: Tensor, batch: TokenBatch, is_fresh: bool) ->
     if elsewhere.isnan().any():
         raise ValueError(
             "gspo: a conversation has several rows, and the log-ratios of its other rows are unknown; pass "
-            "the rows through trialogue.learn.rows.add_elsewhere first"
+            "the rows through trialogue.learn.losses.add_elsewhere first"
         )
     sums = elsewhere.to(fixed.dtype).index_add(0, batch.row, fixed)
     return (sums / batch.conversation_tokens.clamp(min=1))[batch.row] + log_ratio - fixed
+
+
+def add_elsewhere(rows: Sequence[Row], known: Sequence[Sequence[float]]) -> list[Row]:
+    """Add to each row the log-ratios of the other rows of its conversation. `known` are the log-probabilities
+    of all tokens under the present weights."""
+    sums = [
+        sum(
+            max(-LOG_BOUND, min(LOG_BOUND, new - old))
+            for new, old, mask in zip(logprobs, row.logprobs, row.mask, strict=True)
+            if mask
+        )
+        for row, logprobs in zip(rows, known, strict=True)
+    ]
+    done = list(rows)
+    for members in find_conversations(rows):
+        for index in members:
+            others = sum(sums[member] for member in members if member != index)
+            done[index] = replace(rows[index], elsewhere=others)
+    return done
 
 
 def cross_entropy(new_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor | float]]:

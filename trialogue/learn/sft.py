@@ -17,6 +17,7 @@ from trialogue.config import SftConfig, SftSettings, Synthesis, TrainConfig, Tra
 from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
+from trialogue.learn.advantages import to_rows
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner, save_and_raise
 from trialogue.learn.checks import Checks, to_finite
 from trialogue.learn.collect import Gate, Watch
@@ -24,7 +25,6 @@ from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.examples import Example, read_parquet
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.losses import cross_entropy
-from trialogue.learn.rows import to_rows
 from trialogue.learn.train import to_optim
 from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
 from trialogue.score.parties import open_parties

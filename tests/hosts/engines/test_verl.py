@@ -47,10 +47,9 @@ from trialogue.errors import ConfigError
 from trialogue.hosts.conversations import to_figures
 from trialogue.hosts.export import export_verl
 from trialogue.hosts.verl import ConversationLoop, Sizes, open_conversations, to_outputs
-from trialogue.learn.advantages import find_advantage, has_signal
+from trialogue.learn.advantages import build_rows, find_advantage, has_signal, to_rows
 from trialogue.learn.losses import PolicyLoss
 from trialogue.learn.measure import measure
-from trialogue.learn.rows import build_rows, to_rows
 from trialogue.messages import Message
 from trialogue.run import read_trajectories
 from trialogue.score.reward import grade

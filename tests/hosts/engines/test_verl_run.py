@@ -24,7 +24,7 @@ from verl_run import VerlRun, run_python
 
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.models import find_model_folder
-from trialogue.learn.rows import to_rows
+from trialogue.learn.advantages import to_rows
 from trialogue.learn.train import train
 from trialogue.run import find_weights, read_trajectories
 from trialogue.talk.render.load import load_renderer
