@@ -40,11 +40,11 @@ from trialogue.score.evaluate import evaluate as evaluate
 from trialogue.score.reward import grade as grade
 from trialogue.score.reward import outcome as outcome
 from trialogue.talk.agenda import make_agenda_user as make_agenda_user
+from trialogue.talk.conversation import Party as Party
 from trialogue.talk.conversation import converse as converse
 from trialogue.talk.find import find_model as find_model
 from trialogue.talk.model import Model as Model
 from trialogue.talk.model import ModelSource as ModelSource
-from trialogue.talk.party import Party as Party
 from trialogue.talk.render.api import Renderer as Renderer
 from trialogue.talk.render.tiny import BriefRenderer as BriefRenderer
 from trialogue.talk.render.vocabulary import Vocabulary as Vocabulary

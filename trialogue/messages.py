@@ -1,7 +1,7 @@
 """Messages and tool calls, and their way to and from the OpenAI chat shape.
 
 A message is kept in its speaker's own perspective: the agent's messages have role `assistant`, the user's
-have role `user`; `talk.party` turns them round for whoever listens.
+have role `user`; `talk.conversation` turns them round for whoever listens.
 """
 
 from __future__ import annotations

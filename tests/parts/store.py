@@ -13,8 +13,7 @@ from trialogue import Call, Database, Domain, Expected, Record, RolloutSettings,
 from trialogue.config import Speaker
 from trialogue.score.reward import grade
 from trialogue.talk.openai import OpenAIModel
-from trialogue.world.conversation_rules import STOP
-from trialogue.world.domain import from_list
+from trialogue.world.domain import STOP, from_list
 
 KEY = "sk-secret-0123456789"
 

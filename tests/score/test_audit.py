@@ -22,7 +22,7 @@ from trialogue.score.verdict import find_audit
 from trialogue.talk.agenda import Agenda, Wish, make_agenda_user
 from trialogue.talk.model import Model
 from trialogue.trajectory import Fault
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 
 SHOP = find_domain("shop")
 EACH = 30

@@ -30,8 +30,7 @@ from trialogue import (
 from trialogue.score.metrics import bootstrap, by_task, pass_hat, pass_hats, summarize
 from trialogue.score.reward import grade, is_said, regrade
 from trialogue.talk.scripted import ScriptedModel
-from trialogue.world.conversation_rules import STOP
-from trialogue.world.domain import from_list
+from trialogue.world.domain import STOP, from_list
 
 
 class Order(Record):

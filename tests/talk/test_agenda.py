@@ -11,7 +11,7 @@ from trialogue.messages import Message
 from trialogue.talk.agenda import Agenda, AgendaUser, make_agenda_user
 from trialogue.task import Task
 from trialogue.trajectory import Turn
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 from trialogue.world.domains.shop import domain
 
 CANCEL = {

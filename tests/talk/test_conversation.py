@@ -13,8 +13,7 @@ from trialogue.talk.conversation import Transcript, converse
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.talk.users import user_prompt
 from trialogue.trajectory import Tokens, Trajectory, Usage
-from trialogue.world.conversation_rules import STOP, ConversationRules
-from trialogue.world.domain import from_list
+from trialogue.world.domain import STOP, ConversationRules, from_list
 
 
 class Lamp(Record):

@@ -15,9 +15,8 @@ from rich.console import Console
 from trialogue.config import EvalConfig, Limits
 from trialogue.messages import Message, ToolCall
 from trialogue.score.play import play
-from trialogue.talk.conversation import explain_end
+from trialogue.talk.conversation import Party, explain_end
 from trialogue.talk.human import HumanModel, NotUnderstood, describe_type, read_call, read_value
-from trialogue.talk.party import Party
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domain import Domain

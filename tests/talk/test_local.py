@@ -15,9 +15,8 @@ from trialogue.config import Limits, Speaker
 from trialogue.engine.api import Completion, EngineSettings, SamplingParams
 from trialogue.messages import Message, ToolCall
 from trialogue.score.reward import grade
-from trialogue.talk.conversation import converse
+from trialogue.talk.conversation import Party, converse
 from trialogue.talk.local import LocalModel, LocalSource, Sampling
-from trialogue.talk.party import Party
 from trialogue.talk.render.api import find_renderer
 from trialogue.talk.render.load import load_local
 from trialogue.talk.render.templates import COMPACT_TOKENS

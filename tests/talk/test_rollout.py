@@ -41,8 +41,7 @@ from trialogue.talk.replay import Recorder, Replay
 from trialogue.talk.rollout import Deadline, RolloutSettings
 from trialogue.talk.scripted import ScriptedModel, call
 from trialogue.trajectory import Finding, Tokens, Usage
-from trialogue.world.conversation_rules import STOP
-from trialogue.world.domain import Environment, from_list
+from trialogue.world.domain import STOP, Environment, from_list
 
 
 class Tally(Database):

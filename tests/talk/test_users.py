@@ -19,7 +19,7 @@ from trialogue.talk.find import find_model
 from trialogue.talk.personas import read_personas
 from trialogue.talk.replay import Recorder, Replay
 from trialogue.talk.users import GUIDELINES, set_user_prompt, to_card, user_prompt
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 
 SHOP = find_domain("shop")
 TASKS = SHOP.tasks("test", 20, 3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trialogue.config import Limits
 from trialogue.trajectory import Turn
-from trialogue.world.conversation_rules import ConversationRules
+from trialogue.world.domain import ConversationRules
 
 
 @dataclass(frozen=True)

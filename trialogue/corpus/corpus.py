@@ -25,8 +25,8 @@ from trialogue.lines import write_records
 from trialogue.messages import Message
 from trialogue.score.contamination import find_writes
 from trialogue.secrets import redact_data
+from trialogue.talk.conversation import Party
 from trialogue.talk.model import Model
-from trialogue.talk.party import Party
 from trialogue.talk.rollout import derive_seed
 from trialogue.task import Task
 from trialogue.trajectory import Trajectory

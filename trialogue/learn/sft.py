@@ -31,10 +31,10 @@ from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle_config
 from trialogue.score.reward import grade
 from trialogue.score.varied import is_varied, vary_tasks
+from trialogue.talk.conversation import Party
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
-from trialogue.talk.party import Party
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render.api import Renderer, with_tokens
 from trialogue.talk.rollout import RolloutSettings, derive_seed, rollout

@@ -11,12 +11,11 @@ from trialogue.config import EvalConfig
 from trialogue.errors import ConfigError, TrialogueError
 from trialogue.score.evaluate import find_tasks
 from trialogue.score.reward import PendingReward, grade, regrade
-from trialogue.talk.conversation import explain_end
+from trialogue.talk.conversation import Party, explain_end
 from trialogue.talk.find import add_tool_model, find_model
 from trialogue.talk.human import HumanModel
 from trialogue.talk.model import Model, close_source
 from trialogue.talk.near_calls import to_lenient
-from trialogue.talk.party import Party
 from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.task import SPLITS, Side, Task
 from trialogue.trajectory import Trajectory

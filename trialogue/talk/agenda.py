@@ -30,7 +30,7 @@ from trialogue.errors import ConfigError, DomainError
 from trialogue.messages import Frozen
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 from trialogue.world.speech import (
     ASKS,
     BARE_REPORT,

@@ -28,10 +28,9 @@ from trialogue.errors import (
 )
 from trialogue.reading import describe
 from trialogue.seams import check_signature, describe_type, describe_value, raise_bug
-from trialogue.talk.conversation import Transcript, converse, settle
+from trialogue.talk.conversation import Party, Transcript, converse, settle
 from trialogue.talk.model import ModelSource
 from trialogue.talk.own import Chat, open_model, to_source
-from trialogue.talk.party import Party
 from trialogue.talk.rate_limit import CLOCK, LOG
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task

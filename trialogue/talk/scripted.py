@@ -11,7 +11,7 @@ from trialogue.messages import ToolCall, from_openai
 from trialogue.reading import from_json, reading
 from trialogue.task import Call, Side, Task
 from trialogue.trajectory import Reply, Turn
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 from trialogue.world.tools import Tool
 
 

@@ -23,8 +23,7 @@ from trialogue.messages import ToolCall
 from trialogue.reading import reading
 from trialogue.task import Assertion, Expected, Task
 from trialogue.trajectory import Reply, Turn
-from trialogue.world.conversation_rules import STOP
-from trialogue.world.domain import from_list
+from trialogue.world.domain import STOP, from_list
 from trialogue.world.tools import Tool
 
 ALL = "all"

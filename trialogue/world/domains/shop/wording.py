@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 
 PERSONAS = {"terse": 4, "chatty": 6, "impatient": 3, "forgetful": 5, "polite": 6}
 """How many useless turns each bears."""
