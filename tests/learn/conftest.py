@@ -14,8 +14,7 @@ import torch
 from trialogue.config import SftConfig, TrainConfig, load_config
 from trialogue.engine.tiny import make_model, train_tokenizer
 from trialogue.talk.render.load import save_renderer
-from trialogue.talk.render.templates import COMPACT_TOKENS
-from trialogue.talk.render.tiny import BriefRenderer
+from trialogue.talk.render.tiny import COMPACT_TOKENS, BriefRenderer
 from trialogue.talk.render.vocabulary import Vocabulary
 
 torch.set_num_threads(1)  # models this small only lose by waiting for a second core

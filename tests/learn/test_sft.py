@@ -24,7 +24,7 @@ from trialogue.learn.checkpoint import load_learner
 from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_rows, to_example_rows
 from trialogue.run import list_checkpoints, read_config, read_lines
 from trialogue.talk.model import Model, ModelSource
-from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.tiny import COMPACT_TOKENS
 from trialogue.task import Call, Expected, Task
 from trialogue.trajectory import Reply, Tokens, Trajectory, Turn
 from trialogue.world.domain import from_list

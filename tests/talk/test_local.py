@@ -19,7 +19,7 @@ from trialogue.talk.conversation import Party, converse
 from trialogue.talk.local import LocalModel, LocalSource, Sampling
 from trialogue.talk.render.api import find_renderer
 from trialogue.talk.render.load import load_local
-from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.tiny import COMPACT_TOKENS
 from trialogue.talk.rollout import RolloutSettings, attempt
 from trialogue.talk.scripted import ScriptedModel
 from trialogue.task import Task

@@ -23,7 +23,7 @@ from trialogue.errors import ConfigError
 from trialogue.messages import Message, ToolCall
 from trialogue.settings import RENDERERS
 from trialogue.talk.render.api import Renderer, find_renderer, with_tokens
-from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.tiny import COMPACT_TOKENS
 from trialogue.talk.render.vocabulary import Vocabulary
 from trialogue.trajectory import Turn
 from trialogue.world.tools import Tool

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.messages import Message, ToolCall
-from trialogue.talk.render.templates import COMPACT_TOKENS
-from trialogue.talk.render.tiny import BriefRenderer, from_brief_call, to_brief_call, to_brief_result
+from trialogue.talk.render.tiny import (
+    COMPACT_TOKENS,
+    BriefRenderer,
+    from_brief_call,
+    to_brief_call,
+    to_brief_result,
+)
 from trialogue.talk.render.vocabulary import Vocabulary
 
 

@@ -23,8 +23,7 @@ from trialogue.learn.losses import cross_entropy
 from trialogue.output import echo
 from trialogue.talk.find import find_model
 from trialogue.talk.render.load import save_renderer
-from trialogue.talk.render.templates import COMPACT_TOKENS
-from trialogue.talk.render.tiny import BriefRenderer, to_brief_call, to_brief_result
+from trialogue.talk.render.tiny import COMPACT_TOKENS, BriefRenderer, to_brief_call, to_brief_result
 from trialogue.talk.render.vocabulary import Vocabulary
 from trialogue.talk.rollout import rollout
 from trialogue.trajectory import Trajectory

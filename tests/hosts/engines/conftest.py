@@ -22,8 +22,7 @@ from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
 from trialogue.talk.render.api import Renderer
 from trialogue.talk.render.load import load_renderer, save_renderer
-from trialogue.talk.render.templates import COMPACT_TOKENS
-from trialogue.talk.render.tiny import BriefRenderer
+from trialogue.talk.render.tiny import COMPACT_TOKENS, BriefRenderer
 from trialogue.talk.render.vocabulary import Vocabulary
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.trajectory import Trajectory

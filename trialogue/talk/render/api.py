@@ -1,8 +1,8 @@
 """Convert messages to token ids and back, for one side of a conversation.
 
 A renderer only appends: it renders the prompt once, then the messages since the last reply. Sampled ids are
-never changed. Built-in formats are in `talk.render.templates`. Other Hugging Face chat templates are used
-through `talk.render.chat_template`, which refuses templates that rewrite earlier messages.
+never changed. Built-in formats are in `talk.render.templates` and `talk.render.tiny`. Other Hugging Face chat
+templates are used through `talk.render.chat_template`, which refuses templates that rewrite earlier messages.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
     `template` uses any Hugging Face chat template that does not rewrite earlier messages. `module:name` and
     `path/to/file.py:name` are functions or classes of your own that take a `Vocabulary`.
     """
-    from trialogue.talk.render import chat_template, templates
+    from trialogue.talk.render import chat_template, templates, tiny
     from trialogue.talk.render.vocabulary import Vocabulary
 
     vocabulary = Vocabulary(tokenizer)
@@ -82,11 +82,9 @@ def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
         return find_own_renderer(chosen, vocabulary)
     match chosen:
         case "brief":
-            from trialogue.talk.render.tiny import BriefRenderer
-
-            return BriefRenderer(vocabulary)
+            return tiny.BriefRenderer(vocabulary)
         case "compact":
-            return templates.CompactRenderer(vocabulary)
+            return tiny.CompactRenderer(vocabulary)
         case "hermes" | "qwen3":
             return templates.HermesRenderer(vocabulary)
         case "qwen3-nothink":
@@ -108,7 +106,7 @@ def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
 
 def guess_name(controls: Set[str], template: str | None) -> str | None:
     """The name of the renderer for these control tokens and this chat template."""
-    from trialogue.talk.render.templates import COMPACT_TOKENS
+    from trialogue.talk.render.tiny import COMPACT_TOKENS
 
     if controls >= set(COMPACT_TOKENS):
         return "compact"

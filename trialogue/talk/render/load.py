@@ -17,7 +17,7 @@ from trialogue.reading import explain
 from trialogue.seams import Seam
 from trialogue.talk.local import LocalSource, Sampling
 from trialogue.talk.render.api import Renderer, find_renderer
-from trialogue.talk.render.templates import COMPACT_TOKENS
+from trialogue.talk.render.tiny import COMPACT_TOKENS
 from trialogue.talk.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

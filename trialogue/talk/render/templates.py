@@ -1,150 +1,18 @@
-"""Built-in conversation formats: where turns begin and end, and how calls are written.
-
-`TurnRenderer` is their common part: prompts that only grow. A format converts the opening, the messages of
-others and its own replies to pieces (see `talk.render.vocabulary`), and pieces back to a reply.
-"""
+"""Built-in conversation formats of large models: where turns begin and end, and how calls are written."""
 
 from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from trialogue.messages import Message, ToolCall
-from trialogue.talk.render.parse import Marks, cut, read_compact, read_hermes, read_llama, to_calls
-from trialogue.talk.render.vocabulary import Pieces, Vocabulary
+from trialogue.messages import Message
+from trialogue.talk.render.parse import Marks, read_hermes, read_llama
+from trialogue.talk.render.vocabulary import Pieces, TurnRenderer, Vocabulary
 from trialogue.trajectory import Reply
 from trialogue.world.tools import Tool
-
-
-class TurnRenderer(ABC):
-    """Renders turns one after the other. A reply is always encoded separately from its prompt, as if
-    sampled."""
-
-    name: str
-    end: int
-    """The control token that ends a reply."""
-    ends: tuple[int, ...]
-    """`end`, and other tokens that may end a reply."""
-    stop_tokens: tuple[int, ...]
-    prompt: Pieces
-    """The pieces that start a reply."""
-    after: Pieces
-    """The pieces after the end of a reply."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-
-    @abstractmethod
-    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
-        """The beginning of a conversation."""
-
-    @abstractmethod
-    def observe(self, messages: Sequence[Message]) -> Pieces:
-        """Messages of others; none is an assistant's."""
-
-    @abstractmethod
-    def say(self, message: Message) -> Pieces:
-        """An own message without its end."""
-
-    @abstractmethod
-    def read(self, pieces: Pieces) -> Reply:
-        """Parse an own message; its end was removed."""
-
-    def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        system = messages[0].content if messages and messages[0].role == "system" else None
-        ids = self.vocabulary.encode(self.open(system, tools))
-        return ids + self._lay(messages if system is None else messages[1:])
-
-    def extend(
-        self, ids: Sequence[int], reply: Sequence[int], messages: Sequence[Message]
-    ) -> list[int] | None:
-        closed = bool(reply) and reply[-1] in self.ends
-        closing: Pieces = [*self.after] if closed else [self.end, *self.after]
-        return self.vocabulary.encode(closing) + self._lay(messages)
-
-    def write(self, message: Message) -> list[int]:
-        return self.vocabulary.encode([*self.say(message), self.end])
-
-    def parse(self, reply: Sequence[int]) -> Reply:
-        stopped = bool(reply) and reply[-1] in self.stop_tokens
-        return self.read(self.vocabulary.split(reply[:-1] if stopped else reply))
-
-    def _lay(self, messages: Sequence[Message]) -> list[int]:
-        ids: list[int] = []
-        opening = self.vocabulary.encode(self.prompt)
-        for own, group in groupby(messages, key=lambda message: message.role == "assistant"):
-            if not own:
-                ids += self.vocabulary.encode(self.observe(list(group)))
-                continue
-            for message in group:
-                ids += opening + self.write(message) + self.vocabulary.encode(self.after)
-        return ids + opening
-
-
-COMPACT_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>")
-"""Control tokens that a tokenizer for the compact format needs, each one id."""
-
-
-class CompactRenderer(TurnRenderer):
-    """A format with few tokens, for tiny models that are trained from scratch.
-
-    `<|system|>policy⏎cancel_order(order_id,reason?)<|user|>Hi<|assistant|><|call|>cancel_order{"order_id":"W1"}
-    <|end|><|tool|>cancelled<|assistant|>Done.<|end|>`: one id per role, one line per tool; the next role ends
-    an observed message. Reasoning is not rendered.
-    """
-
-    name = "compact"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__(vocabulary)
-        _, self.end, self._system, self._user, self._assistant, self._tool, self._call = map(
-            vocabulary.get, COMPACT_TOKENS
-        )
-        self.ends, self.prompt, self.after = (self.end,), [self._assistant], []
-        # A model that starts another side's turn has ended its own.
-        self.stop_tokens = (self.end, self._system, self._user, self._assistant, self._tool)
-
-    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
-        lines = [system] if system else []
-        lines += [to_signature(tool) for tool in tools]
-        return [self._system, "\n".join(lines)] if lines else []
-
-    def observe(self, messages: Sequence[Message]) -> Pieces:
-        roles = {"user": self._user, "tool": self._tool, "system": self._system}
-        return [piece for message in messages for piece in (roles[message.role], message.content)]
-
-    def say(self, message: Message) -> Pieces:
-        pieces: Pieces = [message.content]
-        for call in message.tool_calls:
-            pieces += [self._call, to_compact(call)]
-        return pieces
-
-    def read(self, pieces: Pieces) -> Reply:
-        content, rest = cut(pieces, self._call)
-        calls: list[Pieces] = []
-        while rest is not None:
-            call, rest = cut(rest, self._call)
-            calls.append(call)
-        found = [read_compact(self.vocabulary.to_text(call)) for call in calls]
-        return Reply(self.vocabulary.to_text(content), to_calls(found))
-
-
-def to_signature(tool: Tool) -> str:
-    """A tool on one line: `cancel_order(order_id,reason?)`. A question mark marks an optional argument."""
-    required = set(tool.parameters.get("required", ()))
-    names = tool.parameters.get("properties", {})
-    return f"{tool.name}({','.join(name if name in required else f'{name}?' for name in names)})"
-
-
-def to_compact(call: ToolCall) -> str:
-    """`cancel_order{"order_id":"W1"}`"""
-    if isinstance(call.arguments, str):
-        return f"{call.name}{'' if call.arguments.startswith('{') else ' '}{call.arguments}"
-    return call.name + json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 def to_json_text(value: Any) -> str:

@@ -1,14 +1,4 @@
-"""The shortest format, for models of a few million weights that are trained from scratch.
-
-Every word follows a space and every value follows its key, in the user's words, in calls and in results. So a
-value that must be copied has the same ids everywhere:
-
-    <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
-    <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
-
-`key:` is followed by text, `key*` by texts separated by commas, `key=` by JSON. Tools are not described, and
-of the policy only the title is shown: the model learns both from training. Reasoning is not rendered.
-"""
+"""Formats with few tokens, for models of a few million weights that are trained from scratch."""
 
 from __future__ import annotations
 
@@ -18,17 +8,88 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from trialogue.messages import Message, ToolCall
-from trialogue.talk.render.parse import Arguments, Found, cut, is_writable, to_calls
-from trialogue.talk.render.templates import CompactRenderer
-from trialogue.talk.render.vocabulary import Pieces
+from trialogue.talk.render.parse import Arguments, Found, cut, is_writable, read_compact, to_calls
+from trialogue.talk.render.vocabulary import Pieces, TurnRenderer, Vocabulary
 from trialogue.trajectory import Reply
 from trialogue.world.tools import Tool
 
 _PART = re.compile(r"(?<![^\s:=*|])([^\s:=*|]+)([:=*]) ?(.*)", re.DOTALL)
 
 
+COMPACT_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>")
+"""Control tokens that a tokenizer for the compact format needs, each one id."""
+
+
+class CompactRenderer(TurnRenderer):
+    """Texts as they are, with little around them.
+
+    `<|system|>policy⏎cancel_order(order_id,reason?)<|user|>Hi<|assistant|><|call|>cancel_order{"order_id":"W1"}
+    <|end|><|tool|>cancelled<|assistant|>Done.<|end|>`: one id per role, one line per tool; the next role ends
+    an observed message. Reasoning is not rendered.
+    """
+
+    name = "compact"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        _, self.end, self._system, self._user, self._assistant, self._tool, self._call = map(
+            vocabulary.get, COMPACT_TOKENS
+        )
+        self.ends, self.prompt, self.after = (self.end,), [self._assistant], []
+        # A model that starts another side's turn has ended its own.
+        self.stop_tokens = (self.end, self._system, self._user, self._assistant, self._tool)
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        lines = [system] if system else []
+        lines += [to_signature(tool) for tool in tools]
+        return [self._system, "\n".join(lines)] if lines else []
+
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        roles = {"user": self._user, "tool": self._tool, "system": self._system}
+        return [piece for message in messages for piece in (roles[message.role], message.content)]
+
+    def say(self, message: Message) -> Pieces:
+        pieces: Pieces = [message.content]
+        for call in message.tool_calls:
+            pieces += [self._call, to_compact(call)]
+        return pieces
+
+    def read(self, pieces: Pieces) -> Reply:
+        content, rest = cut(pieces, self._call)
+        calls: list[Pieces] = []
+        while rest is not None:
+            call, rest = cut(rest, self._call)
+            calls.append(call)
+        found = [read_compact(self.vocabulary.to_text(call)) for call in calls]
+        return Reply(self.vocabulary.to_text(content), to_calls(found))
+
+
+def to_signature(tool: Tool) -> str:
+    """A tool on one line: `cancel_order(order_id,reason?)`. A question mark marks an optional argument."""
+    required = set(tool.parameters.get("required", ()))
+    names = tool.parameters.get("properties", {})
+    return f"{tool.name}({','.join(name if name in required else f'{name}?' for name in names)})"
+
+
+def to_compact(call: ToolCall) -> str:
+    """`cancel_order{"order_id":"W1"}`"""
+    if isinstance(call.arguments, str):
+        return f"{call.name}{'' if call.arguments.startswith('{') else ' '}{call.arguments}"
+    return call.name + json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
+
+
 class BriefRenderer(CompactRenderer):
-    """The roles of the compact format with shorter texts; see the module."""
+    """The roles of the compact format with the shortest texts.
+
+    Every word follows a space and every value follows its key, in the user's words, in calls and in results.
+    So a value that must be copied has the same ids everywhere:
+
+    <|system|> Service desk<|user|> I'm Mira Tolen.<|assistant|><|call|> find_customer name: Mira Tolen<|end|>
+    <|tool|> customer_id: C1234 | order_ids* W1234, W3456 | vip= true<|assistant|> Hello!<|end|>
+
+    `key:` is followed by text, `key*` by texts separated by commas, `key=` by JSON. Tools are not described,
+    and of the policy only the title is shown: the model learns both from training. Reasoning is not rendered.
+    """
 
     name = "brief"
 

@@ -3,16 +3,23 @@
 Renderers write and read *pieces*: a string is text, a number is the id of a control token. Text is encoded by
 a copy of the tokenizer without control tokens. So `<|im_end|>` in a user's message or a tool result is
 ordinary text and never ends a turn.
+
+`TurnRenderer` is the common part of the built-in formats, in `tiny` and `templates`: prompts that only grow.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from trialogue.errors import ConfigError
+from trialogue.messages import Message
+from trialogue.trajectory import Reply
+from trialogue.world.tools import Tool
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -135,3 +142,71 @@ def _without_controls(tokenizer: Tokenizer, controls: Iterable[str]) -> Tokenize
     plain.no_truncation()
     plain.no_padding()
     return plain
+
+
+class TurnRenderer(ABC):
+    """Renders turns one after the other. A reply is always encoded separately from its prompt, as if sampled.
+
+    A format converts the opening, the messages of others and its own replies to pieces, and pieces back to a
+    reply.
+    """
+
+    name: str
+    end: int
+    """The control token that ends a reply."""
+    ends: tuple[int, ...]
+    """`end`, and other tokens that may end a reply."""
+    stop_tokens: tuple[int, ...]
+    prompt: Pieces
+    """The pieces that start a reply."""
+    after: Pieces
+    """The pieces after the end of a reply."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    @abstractmethod
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        """The beginning of a conversation."""
+
+    @abstractmethod
+    def observe(self, messages: Sequence[Message]) -> Pieces:
+        """Messages of others; none is an assistant's."""
+
+    @abstractmethod
+    def say(self, message: Message) -> Pieces:
+        """An own message without its end."""
+
+    @abstractmethod
+    def read(self, pieces: Pieces) -> Reply:
+        """Parse an own message; its end was removed."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        system = messages[0].content if messages and messages[0].role == "system" else None
+        ids = self.vocabulary.encode(self.open(system, tools))
+        return ids + self._lay(messages if system is None else messages[1:])
+
+    def extend(
+        self, ids: Sequence[int], reply: Sequence[int], messages: Sequence[Message]
+    ) -> list[int] | None:
+        closed = bool(reply) and reply[-1] in self.ends
+        closing: Pieces = [*self.after] if closed else [self.end, *self.after]
+        return self.vocabulary.encode(closing) + self._lay(messages)
+
+    def write(self, message: Message) -> list[int]:
+        return self.vocabulary.encode([*self.say(message), self.end])
+
+    def parse(self, reply: Sequence[int]) -> Reply:
+        stopped = bool(reply) and reply[-1] in self.stop_tokens
+        return self.read(self.vocabulary.split(reply[:-1] if stopped else reply))
+
+    def _lay(self, messages: Sequence[Message]) -> list[int]:
+        ids: list[int] = []
+        opening = self.vocabulary.encode(self.prompt)
+        for own, group in groupby(messages, key=lambda message: message.role == "assistant"):
+            if not own:
+                ids += self.vocabulary.encode(self.observe(list(group)))
+                continue
+            for message in group:
+                ids += opening + self.write(message) + self.vocabulary.encode(self.after)
+        return ids + opening
