@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,10 @@ from trialogue import (
     Database,
     Domain,
     Expected,
+    Record,
     Reply,
     RolloutSettings,
+    Table,
     Task,
     Tool,
     ToolCall,
@@ -26,6 +29,7 @@ from trialogue import (
     tool,
 )
 from trialogue.corpus.verify import verify
+from trialogue.score.check import find_unknowable
 from trialogue.score.reward import grade
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.teacher.knowledge import Knowledge
@@ -129,6 +133,67 @@ async def test_a_value_that_nobody_says_is_named(starters: dict[str, Domain]) ->
     (item,) = await hold(starters["bakery"], [wrong])
     assert item.reward is None
     assert "nobody could know order_id = 'A999' of cancel_order" in str(item.error)
+
+
+class Lesson(Record):
+    lesson_id: str
+    name: str
+    places: int
+
+
+class Gym(Database):
+    lessons: Table[Lesson]
+    booked: list[str]
+
+    @tool
+    def find_lesson(self, name: str) -> Lesson:
+        """Look a lesson up by its name."""
+        return next(iter(self.lessons.where(name=name)))
+
+    @tool(writes=True)
+    def book_lesson(self, lesson_id: str) -> str:
+        """Book a lesson."""
+        self.booked.append(lesson_id)
+        return "booked"
+
+
+def make_gym(says: str, facts: dict[str, Any]) -> Domain:
+    """A gym with one task: to refuse a lesson that is full."""
+    lessons = {
+        "G1": {"lesson_id": "G1", "name": "yoga", "places": 3},
+        "G2": {"lesson_id": "G2", "name": "boxing", "places": 0},
+    }
+    agenda = {"wishes": [{"says": [says], "done": "book", "facts": facts}]}
+    expected = Expected(say=(("cannot", "can't", "unable", "not possible"), "full"))
+    task = Task(id="full", domain="gym", instructions=says, expected=expected, meta={"agenda": agenda})
+    return Domain(
+        name="gym",
+        policy="Look a lesson up first.\nA full lesson cannot be booked.",
+        database=Gym.load({"lessons": lessons, "booked": []}),
+        tasks=from_list("gym", [task]),
+    )
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_reason_is_looked_up_before_it_is_said(is_asked: bool) -> None:
+    facts = {"lesson": {"value": "boxing", "asked": "which lesson"}} if is_asked else {}
+    domain = make_gym("I want to book something." if is_asked else "I want to book boxing.", facts)
+    (item,) = await hold(domain, domain.tasks("all"))
+    assert item.value == 1, item.error
+    turns = [turn.message for turn in item.turns if turn.side == "agent"]
+    looked = next(place for place, message in enumerate(turns) if message.role == "tool")
+    assert '"places":0' in turns[looked].content
+    assert next(place for place, message in enumerate(turns) if "full" in message.content) > looked
+
+
+async def test_a_reason_that_nothing_leads_to_is_not_said_and_check_lists_it() -> None:
+    domain = make_gym("I want to book something.", {})
+    (item,) = await hold(domain, domain.tasks("all"))
+    assert item.reward is None
+    assert not any("full" in text for text in say_what(item))
+    assert "nothing leads to a record that says why: full" in str(item.error)
+    problems = await find_unknowable(domain, domain.tasks("all"), 0)
+    assert [found.task for found in problems if "nothing leads to" in found.problem] == ["full"]
 
 
 async def test_what_the_user_forgot_is_asked_for_once_and_then_looked_for(

@@ -53,13 +53,16 @@ def describe_value(planner: Planner, wish: Wish, leaf: Any, value: str) -> tuple
     return best[1], value, best[2]
 
 
-def find_reasons(planner: Planner, says: Sequence[Say], is_shared: bool) -> str:
-    """Why something cannot be done: a fact of the record, or the rule of the policy. With `is_shared` the
-    things to say belong to several refusals, and only those that fit this one are said."""
+def find_reasons(
+    planner: Planner, says: Sequence[Say], is_looked_into: bool, is_shared: bool
+) -> list[tuple[Say, str]]:
+    """Why something cannot be done, for each thing to say: a fact of the record, the rule of the policy, or
+    words for what the record shows; "" where nobody looked. With `is_shared` the things to say belong to
+    several refusals, and only those that fit this one are said."""
     around = planner.find_around()
-    found: list[str] = []
-    if not says and not is_shared:
-        found = [words.state(*each) for each in find_obstacle(planner)]
+    if not says:
+        return [((), words.state(*each)) for each in find_obstacle(planner)]
+    found: list[tuple[Say, str]] = []
     for say in says:
         facts = [
             (field, wording)
@@ -67,14 +70,15 @@ def find_reasons(planner: Planner, says: Sequence[Say], is_shared: bool) -> str:
             for field, values in around.items()
             if any(find_said((wording,), value) is not None for value in values)
         ]
-        clause = find_clause(say, planner.environment.policy)
+        clause = find_clause(say, planner.environment.policy) if is_looked_into else None
         if facts:
-            found.append(words.state(*facts[0]))
+            text = words.state(*facts[0])
         elif clause:
-            found.append(f"Our rule is: {clause}.")
-        elif not is_shared:
-            found.append(f"This is why: {say[0]}.")
-    return " ".join(dict.fromkeys(found))
+            text = f"Our rule is: {clause}."
+        else:
+            text = f"This is why: {say[0]}." if is_looked_into and not is_shared else ""
+        found.append((say, text))
+    return found
 
 
 def find_obstacle(planner: Planner) -> list[tuple[str, str]]:

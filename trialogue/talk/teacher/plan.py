@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trialogue.config import Synthesis
-from trialogue.talk.agenda import Fact
+from trialogue.talk.agenda import Fact, Wish
 from trialogue.talk.evidence import find_leaves, is_permitted, to_pieces
 from trialogue.talk.teacher.knowledge import KEY, Knowledge, read_records, to_text
 from trialogue.talk.teacher.search import (
@@ -17,6 +17,7 @@ from trialogue.talk.teacher.search import (
     add_value,
     is_lookup,
     list_arguments,
+    list_values,
     match_names,
 )
 from trialogue.task import Call
@@ -311,6 +312,39 @@ class Planner:
         path = self.search.find_path(
             lambda result: all(self._shows(text, result) for text in told), asks=False
         )
+        return None if path is None else self._first(path)
+
+    def find_named(self, wish: Wish) -> list[str]:
+        """What the user has named of a wish: facts that were told, and values of records in its words."""
+        told = [
+            to_text(fact.value)
+            for name, fact in wish.facts.items()
+            if fact.value is not None and (name in self.search.told or self.knowledge.names(fact.value))
+        ]
+        spoken = f" {' '.join(piece for text in wish.says for piece in to_pieces(text))} "
+        values = list_values(self.environment.domain, self.environment)
+        return told + [
+            text
+            for text, (value, _) in values.items()
+            if f" {' '.join(to_pieces(text))} " in spoken and self.knowledge.names(value)
+        ]
+
+    def is_seen(self, texts: Sequence[str]) -> bool:
+        """Whether a tool has shown a record with one of these values."""
+        return any(text in seen.find_around() for seen in self.knowledge.records for text in texts)
+
+    def find_source(self, is_meant: Callable[[str], bool]) -> Step | None:
+        """The next thing to do on the way to a record that the user means and that shows what is meant; None
+        where such a record is known, or cannot be found."""
+        meant = [self.facts[name].value for name in self.own if self.facts[name].value is not None]
+
+        def determines(result: str) -> bool:
+            preview = self.knowledge.preview(result)
+            return any(preview.is_determined(leaf, meant) for leaf in preview.find_leaves(is_meant))
+
+        if any(self.knowledge.is_determined(leaf, meant) for leaf in self.knowledge.find_leaves(is_meant)):
+            return None
+        path = self.search.find_path(determines)
         return None if path is None else self._first(path)
 
     def find_around(self) -> dict[str, list[str]]:

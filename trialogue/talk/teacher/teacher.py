@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import ToolCall
+from trialogue.talk.agenda import Wish
 from trialogue.talk.teacher import words
 from trialogue.talk.teacher.answers import describe_value, find_reasons, find_said, list_shown, show_value
 from trialogue.talk.teacher.knowledge import to_text
@@ -325,9 +326,19 @@ class Teacher:
             acts = self._list_acts([Call(name=call.name, arguments=needed)])
         else:
             acts = ["do that"]
-        texts = [*words.list_refusals(acts[0], self.random)]
         others = sum(other.kind == "refuse" and other is not work for other in self.works.values())
-        why = find_reasons(self.planner, reasons, bool(others))
+        if not others:
+            yield from self._look_into(work.wish, reasons)
+        # Where no tool does what is wished, there is nothing to look up: the policy alone says so.
+        is_looked_into = call is None or self.planner.is_seen(self.planner.find_named(work.wish))
+        found = find_reasons(self.planner, reasons, is_looked_into, bool(others))
+        if unknown := [] if others else [say for say, text in found if not text]:
+            raise Unknowable(
+                f"task {self.task.id}: nothing leads to a record that says why: {' or '.join(unknown[0])}; "
+                "name the record in a fact or in the words of the wish"
+            )
+        why = " ".join(dict.fromkeys(text for _, text in found))
+        texts = [*words.list_refusals(acts[0], self.random)]
         drafts = [f"{text} {why}".strip() for text in texts]
         whole = [
             " ".join(
@@ -343,6 +354,27 @@ class Teacher:
             for draft in drafts
         ]
         yield from self._close(whole, "as a refusal")
+
+    def _look_into(self, wish: Wish, reasons: Sequence[Say]) -> Steps[None]:
+        """Look up what a wish is about and what shows why it is refused: a reason is never said unseen."""
+        planner = self.planner
+        for _ in range(MOST_STEPS):
+            named = planner.find_named(wish)
+            if planner.is_seen(named):
+                break
+            steps = (planner.find_record([text]) for text in named)
+            step = next(filter(None, steps), None)
+            if step is None and (telling := planner.find_telling()) is not None:
+                step = Step("ask", (telling,))
+            if step is None:
+                break
+            yield from self._take(step)
+        for say in reasons:
+            for _ in range(MOST_STEPS):
+                step = planner.find_source(lambda text, say=say: find_said(say, text) is not None)
+                if step is None:
+                    break
+                yield from self._take(step)
 
     def _find_forgotten_record(self) -> Steps[None]:
         """Find the record that the user cannot name, by what else the user tells of it."""
