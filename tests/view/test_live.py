@@ -10,12 +10,15 @@ from trialogue.activity import to_duration
 from trialogue.config import RunSettings, TrainConfig
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import Run
+from trialogue.view.api import to_overview
 from trialogue.view.live import Steps, show_steps, spark
 from trialogue.view.paired import compare_runs, to_comparison
 from trialogue.view.report import write_report
+from trialogue.view.run_reader import RunRecords
 from trialogue.view.trackers import Trackers, to_flat_figures
 
 STEP = {"reward": 0.34, "turns": 7.8, "no_signal": 0.31, "entropy": 0.05, "failed": 1, "cost": 0.02}
+KEPT = {"outcome": 0.5, "compliant": 0.625}
 
 
 def test_plain_lines_are_keys_and_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +48,36 @@ def test_the_share_of_successes_is_told_where_it_is_not_the_reward(
     assert "success" not in same
     assert "reward=0.340 success=0.500 turns=" in other
     assert "success 0.50" in draw(shown)
+
+
+def test_outcome_and_policy_are_told_where_rules_were_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    with show_steps(steps=2) as shown:
+        shown(
+            0, {"kind": "eval", "pass^1": 0.25, "pass^1_low": 0.2, "pass^1_high": 0.3, "outcome": 0.5} | KEPT
+        )
+        shown(1, STEP)
+        shown(2, {**STEP, "outcome": 0.5} | KEPT)
+    checked, without, other = capsys.readouterr().out.splitlines()
+    assert checked.startswith("step=0/2 pass1=0.250 outcome=0.500 compliant=0.625 s=")
+    assert "compliant" not in without
+    assert "reward=0.340 outcome=0.500 compliant=0.625 turns=" in other
+    assert "policy kept 62%" in draw(shown)
+
+
+def test_the_page_gets_the_curve_of_each_broken_rule(tmp_path: Path) -> None:
+    run = Run.create(RunSettings(directory=str(tmp_path), name="learned"), "train", "shop", TrainConfig(), 0)
+    run.add_metrics(
+        {"step": 1, "conversations": 8, "outcome": 0.5, "breaches": {"confirm": 4, "civil": 1}} | KEPT
+    )
+    run.add_metrics({"step": 2, "conversations": 0})
+    run.add_metrics({"step": 3, "conversations": 4, "breaches": {"confirm": 1}} | KEPT)
+    run.close("finished")
+    records = RunRecords(run.path)
+    records.refresh()
+    shown = to_overview(records)
+    assert shown["breaches"] == {"confirm": [0.5, None, 0.25], "civil": [0.125, None, 0.0]}
+    assert shown["series"]["compliant"] == [0.625, None, 0.625]
+    assert shown["series"]["outcome"] == [0.5, None, 0.5]
 
 
 def test_the_time_left_is_told_when_a_step_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ _SEARCH_SECONDS = 0.4
 SERIES = (
     *("reward", "reward_spread", "success", "turns", "tool_calls", "tool_errors", "reply_tokens", "cut_off"),
     *("entropy", "kl", "clip_share", "logprob_gap", "grad_norm", "learning_rate", "loss", "validation_loss"),
-    *("no_signal", "failed", "cost", "unique_replies"),
+    *("no_signal", "failed", "cost", "unique_replies", "outcome", "compliant"),
 )
 FILTERS = (
     *("part", "step", "end", "blame", "family", "level", "reward", "verdict", "task", "text", "lost", "sort"),
@@ -181,9 +181,10 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
     shown = thin(steps, POINTS)
     numbers = [line["step"] for line in shown]
     series = {key: [line.get(key) for line in shown] for key in SERIES}
-    tools = Counter[str]()
+    tools, breaches = Counter[str](), Counter[str]()
     for line in shown:
         tools.update(line.get("tools", {}))
+        breaches.update(line.get("breaches", {}))
     entries = list(records.entries())
     recent = steps[-10:]
     near = sum(entry.near_calls for entry in entries)
@@ -203,6 +204,7 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
         "tools": {
             name: [line.get("tools", {}).get(name, 0) for line in shown] for name, _ in tools.most_common(8)
         },
+        "breaches": {rule: [find_share(line, rule) for line in shown] for rule, _ in breaches.most_common(5)},
         "families": {
             name: [line.get("families", {}).get(name) for line in shown]
             for name in sorted({name for line in shown for name in line.get("families", {})})[:8]
@@ -233,6 +235,12 @@ def to_overview(records: RunRecords) -> dict[str, Any]:
             ],
         },
     }
+
+
+def find_share(line: Mapping[str, Any], rule: str) -> float | None:
+    """The share of a step's conversations that break a rule. None: its rules were not checked."""
+    held = line.get("conversations")
+    return line["breaches"].get(rule, 0) / held if held and "breaches" in line else None
 
 
 def to_seconds(records: RunRecords, steps: Sequence[int]) -> dict[str, list[float]]:

@@ -146,6 +146,8 @@ class Steps:
                 words.append(f"{name}={metrics[key]:.3f}")
             if key == "reward" and self._has_success(metrics):
                 words.append(f"success={metrics['success']:.3f}")
+            if key == "pass^1" and "compliant" in metrics:
+                words.append(f"outcome={metrics['outcome']:.3f} compliant={metrics['compliant']:.3f}")
         words += [f"errors={self.failed}"] * bool(self.failed) + [f"cost={self.cost:.4f}"] * bool(self.cost)
         assert self.tell is not None
         words.append(f"s={passed:.1f}")
@@ -202,6 +204,8 @@ class Steps:
                 parts.append(f"success {self.last['success']:.2f}")
         elif "loss" in self.last:
             parts.append(f"loss {self.last['loss']:.3f}")
+        if "compliant" in self.last:
+            parts.append(f"policy kept {self.last['compliant']:.0%}")
         if self.passed is not None:
             parts.append("pass^1 {:.2f} ({:.2f}–{:.2f})".format(*self.passed))
         if "turns" in self.last:
