@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from trialogue import Domain, find_domain
+from trialogue.learn.collect import is_varied
 from trialogue.score.check import find_task_problems
-from trialogue.score.varied import is_varied, vary_soundly, vary_tasks
+from trialogue.score.varied import vary_soundly, vary_tasks
 from trialogue.world.scaffold import write_domain
 from trialogue.world.vary import Change, vary
 

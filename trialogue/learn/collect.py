@@ -21,10 +21,10 @@ from trialogue.engine.api import Completion, SamplingParams
 from trialogue.errors import ConfigError
 from trialogue.learn.advantages import has_signal
 from trialogue.score.parties import Parties
-from trialogue.score.varied import is_varied, vary_tasks
+from trialogue.score.varied import vary_tasks
 from trialogue.talk.local import Sampler
 from trialogue.talk.model import ModelSource
-from trialogue.talk.rollout import Deadline, derive_seed, rollout
+from trialogue.talk.rollout import Deadline, derive_seed, hold_groups
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, in_order
 from trialogue.world.domain import Domain
@@ -184,7 +184,7 @@ class Collector:
                 name=f"{step + 1}.{draw}/" if draw else f"{step + 1}/",
                 each=count,
             )
-            groups = [item async for item in rollout(self.domain, tasks, self.agent, self.user, settings)]
+            groups = [item async for item in hold_groups(self.domain, tasks, self.agent, self.user, settings)]
             is_last = draw == training.redraw_no_signal
             for group in in_order(groups, tasks):
                 (kept if is_last or has_signal(group) else self.replaced).append(group)
@@ -203,7 +203,7 @@ class Collector:
             each=batch.add_trajectory,
             deadline=batch.deadline,
         )
-        return rollout(self.domain, batch.tasks, self.agent, self.user, settings)
+        return hold_groups(self.domain, batch.tasks, self.agent, self.user, settings)
 
     def begin(self, step: int, tasks: Sequence[Task], levels: Sequence[int]) -> None:
         now = asyncio.get_running_loop().time()
@@ -299,6 +299,11 @@ def choose_tasks(
     if is_varied(domain, wanted.vary):
         return vary_tasks(domain, chosen, derive_seed(config.seed, "vary", step, draw)).tasks
     return chosen
+
+
+def is_varied(domain: Domain, wanted: bool | None) -> bool:
+    """Whether tasks that are learned from get fresh values: as is set, else where they are a list."""
+    return not domain.endless if wanted is None else wanted
 
 
 def choose_some(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

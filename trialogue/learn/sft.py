@@ -20,7 +20,7 @@ from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
 from trialogue.learn.advantages import to_rows
 from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner, save_and_raise
 from trialogue.learn.checks import Checks, to_finite
-from trialogue.learn.collect import Gate, Watch
+from trialogue.learn.collect import Gate, Watch, is_varied
 from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.examples import Example, read_parquet
 from trialogue.learn.held_out import find_marks
@@ -30,7 +30,7 @@ from trialogue.run import Run, find_files, read_about, read_ledger, read_traject
 from trialogue.score.parties import open_parties
 from trialogue.score.resume import settle_config
 from trialogue.score.reward import grade
-from trialogue.score.varied import is_varied, vary_tasks
+from trialogue.score.varied import vary_tasks
 from trialogue.talk.conversation import Party
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.find import find_model

@@ -34,11 +34,6 @@ def vary_tasks(domain: Domain, tasks: Sequence[Task], seed: int) -> Varied:
     return varied
 
 
-def is_varied(domain: Domain, wanted: bool | None) -> bool:
-    """Whether tasks that are learned from get fresh values: as is set, else where they are a list."""
-    return not domain.endless if wanted is None else wanted
-
-
 def vary_soundly(domain: Domain, task: Task, seed: int) -> Task | None:
     """The task with fresh values, None where it would not be as sound."""
     if domain.open(task).remote:

@@ -12,7 +12,7 @@ from trialogue.errors import ConfigError, suggest
 from trialogue.seams import split_reference
 from trialogue.talk.budget import Account
 from trialogue.talk.model import Model, ModelSource
-from trialogue.talk.own import find_own
+from trialogue.talk.own import find_own, to_source
 from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
 
@@ -49,7 +49,7 @@ def find_model(
         return Mix(sources, speaker.mix_by, seed)
     kind, _, rest = speaker.model.partition(":")
     if kind == "oracle" and not rest:
-        return domain.oracle or _polite_gold(side, domain)
+        return _polite_gold(side, domain) if domain.oracle is None else to_source(domain.oracle, side)
     if kind == "teacher" and not rest:
         if side == "user":
             raise ConfigError("user: teacher plays the agent; the rule-based user is agenda")
@@ -65,7 +65,9 @@ def find_model(
             raise ConfigError("agent: agenda plays the user; the agent that knows each task is oracle")
         from trialogue.talk.agenda import make_agenda_user
 
-        return domain.user or partial(make_agenda_user, stop=domain.rules.stop_tokens[0])
+        if domain.user is not None:
+            return to_source(domain.user, side)
+        return partial(make_agenda_user, stop=domain.rules.stop_tokens[0])
     if kind == "human" and not rest:
         from trialogue.talk.human import HumanModel
 

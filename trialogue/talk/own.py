@@ -56,7 +56,7 @@ def to_source(found: Any, side: Side) -> ModelSource:
         raise ConfigError(f"the {side} is {told}; it must be {FORMS.format(side=side)}")
     if not _takes(found, "task", "seed"):
         raise ConfigError(f"the {side} is {_describe(found)}; it must be {FORMS.format(side=side)}")
-    return make
+    return Opened(make, side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,23 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """Makes the model of each conversation from what a function returns."""
+
+    source: Callable[[Task, int], Any]
+    side: Side
+
+    def __call__(self, task: Task, seed: int) -> Model:
+        made = self.source(task, seed)
+        if hasattr(made, "reply"):
+            return made
+        return _to_model(made, self.side, f"{_describe(self.source)} returned ")
+
+    async def close(self) -> None:
+        await close_source(self.source)
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """A source whose models are checked where they speak, whatever stands around them."""
 
@@ -80,7 +97,7 @@ class Checked:
     side: Side
 
     def __call__(self, task: Task, seed: int) -> Model:
-        return _CheckedModel(open_model(self.source, task, seed, self.side), self.side)
+        return _CheckedModel(self.source(task, seed), self.side)
 
     async def close(self) -> None:
         await close_source(self.source)
@@ -93,12 +110,6 @@ class _CheckedModel:
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
         return await ask(self.model, turns, tools, self.side)
-
-
-def open_model(source: ModelSource, task: Task, seed: int, side: Side) -> Model:
-    """The model of one conversation."""
-    made: Any = source(task, seed)
-    return made if hasattr(made, "reply") else _to_model(made, side, f"{_describe(source)} returned ")
 
 
 def _to_model(found: Any, side: Side, returned: str = "") -> Model:

@@ -30,7 +30,7 @@ from trialogue.reading import describe
 from trialogue.seams import check_signature, describe_type, describe_value, raise_bug
 from trialogue.talk.conversation import Party, Transcript, converse, settle
 from trialogue.talk.model import ModelSource
-from trialogue.talk.own import Chat, open_model, to_source
+from trialogue.talk.own import Chat, to_source
 from trialogue.talk.rate_limit import CLOCK, LOG
 from trialogue.talk.users import user_prompt
 from trialogue.task import Task
@@ -144,16 +144,17 @@ def rollout(
     settings = settings or RolloutSettings()
     if settings.grade is not None:
         check_signature(settings.grade, REWARD_ARGUMENTS, "grade")
-    return _hold_groups(domain, tasks, agents, users, settings)
+    return hold_groups(domain, tasks, agents, users, settings)
 
 
-async def _hold_groups(
+async def hold_groups(
     domain: Domain,
     tasks: Iterable[Task],
     agent: ModelSource,
     user: ModelSource,
     settings: RolloutSettings,
 ) -> AsyncGenerator[Group]:
+    """`rollout` for parties and a grade that were checked when the run was opened."""
     skip, size = settings.skip, settings.group_size
     room = asyncio.Semaphore(settings.concurrency)
     done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
@@ -282,14 +283,14 @@ async def attempt(
             transcript.acting = "tool"
             environment = domain.open(task)
             transcript.acting = "agent"
-            model = domain.rules.adapt_agent(task, open_model(agent, task, own_seed, "agent"))
+            model = domain.rules.adapt_agent(task, agent(task, own_seed))
             speaks = Party("agent", model, environment.policy, environment.tools)
             transcript.acting = "user"
             name_, manner = domain.persona(own_seed) if domain.persona is not None else ("", "")
             told = user_prompt(domain, task, manner)
             meta["prompt"] = hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:12]
             meta |= {"persona": name_} if name_ else {}
-            model = open_model(user, task, own_seed, "user")
+            model = user(task, own_seed)
             answers = Party("user", model, told, environment.user_tools, domain.rules.user_cue)
             trajectory = await converse(task, environment, speaks, answers, limits, transcript)
             trajectory = trajectory.model_copy(update={"id": identity, "trial": trial, "seed": own_seed})
