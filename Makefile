@@ -24,6 +24,9 @@ demo: $(STAMP) ## train an agent for the built-in shop on this CPU and evaluate 
 base: $(STAMP) ## train the tiny base model again (36 minutes)
 	$(BIN)/python -m tools.tiny_base.pretrain trialogue/engine/weights/tiny
 
+# The tests start many processes, each of which is quicker with compiled files.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two processes: worksteal keeps the tests of a file together until one process has nothing left.
 PARALLEL := -n 2 --dist worksteal
 KINDS := documents or fuzz or kill or load or speed or training

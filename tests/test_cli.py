@@ -1,4 +1,4 @@
-"""The verbs as a user runs them: real processes, real files."""
+"""The verbs as a user runs them, with real files; in a process of their own where that matters."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run_verb
 from endpoint import Endpoint, completion
 
 from trialogue.errors import ConfigError
@@ -53,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trialogue", *words],
         cwd=folder,
@@ -65,7 +66,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def ask(folder: Path, *words: str) -> Any:
-    done = run(folder, *words, "--json")
+    done = run_verb(folder, *words, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     return json.loads(done.stdout)
@@ -114,7 +115,7 @@ def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "bakery").mkdir()
-    done = run(tmp_path, "init", "bakery")
+    done = run_verb(tmp_path, "init", "bakery")
     assert done.returncode == 2
     assert "bakery exists already" in done.stderr
     assert not list((tmp_path / "bakery").iterdir())
@@ -122,11 +123,11 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
 
 def test_check_tells_problems_and_fails(folder: Path) -> None:
     (folder / "bakery" / "policy.md").write_text("\n")
-    done = run(folder, "check", "bakery")
+    done = run_verb(folder, "check", "bakery")
     assert done.returncode == 1
     assert "✗ the policy is empty" in done.stdout
     assert "1 problem" in done.stdout
-    done = run(folder, "check", "bakery", "--json")
+    done = run_verb(folder, "check", "bakery", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["problems"] == [{"task": "", "problem": "the policy is empty"}]
 
@@ -143,7 +144,7 @@ def test_check_tells_problems_and_fails(folder: Path) -> None:
 )
 def test_a_broken_file_is_named(folder: Path, file: str, text: str, expected: str) -> None:
     (folder / "bakery" / file).write_text(text)
-    done = run(folder, "check", "bakery")
+    done = run_verb(folder, "check", "bakery")
     assert done.returncode == 1
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
@@ -151,7 +152,7 @@ def test_a_broken_file_is_named(folder: Path, file: str, text: str, expected: st
 
 def test_debug_shows_the_traceback(folder: Path) -> None:
     (folder / "bakery" / "domain.py").write_text("1 / 0\n")
-    assert "Traceback" in run(folder, "--debug", "check", "bakery").stderr
+    assert "Traceback" in run_process(folder, "--debug", "check", "bakery").stderr
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
 )
 def test_wrong_usage_ends_with_2(folder: Path, words: list[str], expected: str) -> None:
     (folder / "empty.toml").touch()
-    done = run(folder, *words)
+    done = run_verb(folder, *words)
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
@@ -211,7 +212,7 @@ def test_score_reproduces_every_reward(folder: Path) -> None:
     line = json.loads(file.read_text().splitlines()[0])
     line["reward"]["value"] = 1.0
     file.write_text(json.dumps(line) + "\n")
-    done = run(folder, "score", str(file), "--trust")
+    done = run_verb(folder, "score", str(file), "--trust")
     assert done.returncode == 1
     assert "DIFFERS from the record" in done.stdout
 
@@ -234,27 +235,29 @@ def test_rollout_and_report(folder: Path) -> None:
     assert report["state"] == "finished"
     assert report["result"]["run"] == result["run"]
     assert (path / "report.md").read_text() == report["markdown"]
-    assert run(folder, "report", result["run"]).stdout.startswith("# rollout of bakery")
+    assert run_verb(folder, "report", result["run"]).stdout.startswith("# rollout of bakery")
 
 
 def test_a_run_that_learned_nothing_says_so(folder: Path) -> None:
     few = ["training.steps=2", "training.tasks_per_step=1", "training.group_size=2", "training.eval_every=0"]
-    done = run(folder, "train", "shop", *few, "limits.observations=4", "tasks.levels=[1]", "run.name=base")
+    done = run_verb(
+        folder, "train", "shop", *few, "limits.observations=4", "tasks.levels=[1]", "run.name=base"
+    )
     assert done.returncode == 0, done.stderr
     assert "nothing was learned: most replies were cut off" in done.stderr
     assert 'evaluate it: trialogue eval shop --agent runs/base "tasks.levels=[1]"' in done.stdout
-    again = run(folder, "train", "--resume", "runs/base")
+    again = run_verb(folder, "train", "--resume", "runs/base")
     assert "runs/base had nothing left to do" in again.stderr
     assert "nothing was learned" not in again.stderr
     for verb in ("eval", "sft"):
-        other = run(folder, verb, "--resume", "runs/base")
+        other = run_verb(folder, verb, "--resume", "runs/base")
         assert other.stderr.endswith("is a run of `trialogue train`, and only that goes on with it\n"), verb
 
 
 def test_a_domain_without_an_oracle_is_taught_by_the_teacher(folder: Path) -> None:
-    done = run(folder, "sft", "bakery", "sft.count=12", "run.name=taught")
+    done = run_verb(folder, "sft", "bakery", "sft.count=12", "run.name=taught")
     assert done.returncode == 0, done.stderr
-    told = run(folder, "sft", "bakery", "sft.faults=0.2")
+    told = run_verb(folder, "sft", "bakery", "sft.faults=0.2")
     assert told.returncode == 2
     assert "the teacher, which makes no mistakes on purpose" in told.stderr
     corpus = ask(folder, "synthesize", "bakery", "--count", "3", "run.name=corpus")
@@ -267,7 +270,7 @@ def test_config_lists_every_key(folder: Path) -> None:
     seed = {"verb": "eval", "key": "seed", "default": 0, "meaning": "Seed of every random choice."}
     assert seed in keys
     assert all(key["meaning"] for key in keys)
-    shown = run(folder, "config", "eval").stdout
+    shown = run_verb(folder, "config", "eval").stdout
     assert 'user.model = "agenda"' in shown
     assert len([line for line in shown.splitlines() if " = " in line and line[0] != " "]) == len(
         [key for key in keys if key["verb"] == "eval"]
@@ -302,7 +305,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(folder: Path, crash: Call
     assert about["state"] == "stopped"
     some = read_lines(folder / "runs" / "cut")
     assert 0 < len(some) < len(read_lines(folder / "runs" / "whole"))
-    done = run(folder, "report", "runs/cut")
+    done = run_verb(folder, "report", "runs/cut")
     assert done.returncode == 1
     assert "not finished (its state is 'stopped')" in done.stderr
     crash(folder / "runs" / "cut")
@@ -349,14 +352,14 @@ def test_resuming_a_finished_run_holds_nothing_again(folder: Path) -> None:
 )
 def test_what_cannot_be_resumed_says_why(folder: Path, words: list[str], status: int, expected: str) -> None:
     ask(folder, "eval", "bakery", "run.name=one")
-    done = run(folder, *words)
+    done = run_verb(folder, *words)
     assert done.returncode == status
     assert expected in done.stderr
 
 
 def test_nothing_graded_is_a_failure(folder: Path) -> None:
     (folder / "empty.jsonl").write_text("")
-    done = run(folder, "eval", "bakery", "--agent", "replay:empty.jsonl", "rollout.redraws=0", "--json")
+    done = run_verb(folder, "eval", "bakery", "--agent", "replay:empty.jsonl", "rollout.redraws=0", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["blame"] == {"infrastructure": 4}
 
@@ -370,7 +373,7 @@ def test_a_script_and_a_person_that_is_not_there(folder: Path) -> None:
     asked = ask(folder, *words)
     assert (asked["reward"], asked["outcome"], asked["compliant"]) == (0, 1, 0), "nobody was asked for a yes"
     assert set(asked["breaches"]) == {"identity first", "confirm"}
-    done = run(folder, "eval", "bakery", "--agent", "human", "run.name=left")
+    done = run_verb(folder, "eval", "bakery", "--agent", "human", "run.name=left")
     assert done.returncode == 130
     assert "trialogue eval --resume runs/left domain=bakery" in done.stderr
 

@@ -6,14 +6,14 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from time import perf_counter
 from typing import Any
 
 import pytest
+from command import run_verb
 from small_run import make_run
 
 from trialogue.config import EvalConfig, RunSettings
@@ -38,11 +38,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "r")
 
 
-def ask(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trialogue", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def ask(*words: str | Path) -> CompletedProcess[str]:
+    return run_verb(Path.cwd(), *map(str, words))
 
 
 def change_lines(file: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
@@ -234,6 +231,7 @@ def test_digests_are_a_pure_function_of_line_and_place(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 
+@pytest.mark.load
 def test_ten_thousand_conversations_are_inspected_in_seconds(
     run: Path, crash: Callable[[Path], None]
 ) -> None:
@@ -273,7 +271,7 @@ def test_the_page_names_injured_records_and_keeps_serving(run: Path) -> None:
 
 
 def test_an_export_names_injured_records(run: Path, tmp_path: Path) -> None:
-    def export() -> subprocess.CompletedProcess[str]:
+    def export() -> CompletedProcess[str]:
         return ask("view", run, "--export", tmp_path / "page.html")
 
     assert export().stderr == ""

@@ -172,6 +172,7 @@ def parse(block: Block) -> None:
         raise DocumentError(f"{block} is not {block.language}: {error}") from error
 
 
+@pytest.mark.documents
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_document_runs(path: Path, tmp_path: Path) -> None:

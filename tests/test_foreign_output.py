@@ -1,4 +1,4 @@
-"""What models, endpoints and records say reaches the terminal as visible text: real processes and server."""
+"""What models, endpoints and records say reaches the terminal as visible text: real terminals and servers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command import run_verb
 from endpoint import Endpoint, completion, in_turn, to_call
 
-from trialogue.cli.main import main
 from trialogue.foreign import show_line
 from trialogue.world.scaffold import write_domain
 
@@ -46,15 +45,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *words: str, said: str = "") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "trialogue", *words],
-        cwd=folder,
-        capture_output=True,
-        check=False,
-        input=said.encode(),
-        env={**os.environ, "OPENAI_API_KEY": "none", "COLUMNS": "100"},
-    )
+def run(folder: Path, *words: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    return run_verb(folder, *words, said=said, OPENAI_API_KEY="none", COLUMNS="100")
+
+
+def run_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trialogue", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, check=False, text=True)
 
 
 def run_on_terminal(folder: Path, *words: str, said: str = "") -> str:
@@ -88,12 +85,10 @@ def refuse_control(text: str) -> None:
         assert not line.startswith("FORGED"), f"line {number} is forged"
 
 
-def refuse(done: subprocess.CompletedProcess[bytes]) -> str:
+def refuse(done: subprocess.CompletedProcess[str]) -> str:
     for stream in (done.stdout, done.stderr):
-        refuse_control(stream.decode())
-    text = done.stdout.decode() + done.stderr.decode()
-    assert "Traceback" not in text
-    return text
+        refuse_control(stream)
+    return done.stdout + done.stderr
 
 
 def hold(folder: Path, name: str) -> Path:
@@ -170,38 +165,31 @@ def test_play_shows_the_other_side_as_text(folder: Path, side: str) -> None:
             refuse_control(run_on_terminal(folder, *words, said="hello\n/quit\n"))
 
 
-def test_a_run_that_others_edited_is_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_others_edited_is_text(folder: Path) -> None:
     """What a resumed run would do is told in words of that run."""
     path = hold(folder, "r")
-    monkeypatch.chdir(folder)
     for file in ("config.json", "run.json", "result.json"):
         whole = json.loads((path / file).read_text())
         for place in list_texts(whole):
             (path / file).write_text(json.dumps(put(whole, place, NASTY)))
             for words in (("eval", "--resume", "runs/r"), ("report", "runs/r")):
-                done = CliRunner().invoke(main, list(words), catch_exceptions=True)
-                refuse_control(done.stdout_bytes.decode())
-                refuse_control(done.stderr_bytes.decode())
+                refuse(run(folder, *words))
         (path / file).write_text(json.dumps(whole))
 
 
-def test_records_are_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_text(folder: Path) -> None:
     """Every text of a recorded conversation replaced, one after the other."""
     run(folder, "eval", "bakery", "--agent", "oracle", "--tasks", "1", "run.name=r")
     line = json.loads((folder / "runs/r/trajectories/eval.jsonl").read_text().splitlines()[0])
     file = folder / "r.jsonl"
-    monkeypatch.chdir(folder)
     places = list_texts(line)
     assert len(places) > 10
     for place in places:
         file.write_text(json.dumps(put(line, place, NASTY)) + "\n")
         for words in (("score",), ("users", "audit"), ("review",)):
             domain = ["bakery"] if words != ("review",) else []
-            done = CliRunner().invoke(main, [*words, str(file), *domain], input="s\n")
-            assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-            assert "unexpected extra argument" not in done.stderr  # the record is read
-            refuse_control(done.stdout_bytes.decode())
-            refuse_control(done.stderr_bytes.decode())
+            told = refuse(run(folder, *words, str(file), *domain, said="s\n"))
+            assert "unexpected extra argument" not in told  # the record is read
 
 
 def list_texts(value: Any) -> list[tuple[Any, ...]]:
@@ -244,9 +232,9 @@ def test_check_shows_a_domain_of_others_as_text(folder: Path) -> None:
     source = folder / "bakery" / "domain.py"
     source.write_text(f"raise ValueError({NASTY!r})\n")
     for words in (("check", "bakery"), ("--debug", "check", "bakery")):
-        done = run(folder, *words)
+        done = run_process(folder, *words)
         for stream in (done.stdout, done.stderr):
-            refuse_control(stream.decode())
+            refuse_control(stream)
 
 
 def test_wrong_usage_is_told_as_text(folder: Path) -> None:
@@ -271,9 +259,9 @@ def test_a_warning_of_python_is_shown_escaped(folder: Path) -> None:
     file = file if file.exists() else next((folder / "bakery").glob("*.py"))
     with file.open("a") as target:
         target.write(f"\nimport warnings\nwarnings.warn({NASTY!r})\n")
-    done = run(folder, "eval", "bakery", "--tasks", "1")
+    done = run_process(folder, "eval", "bakery", "--tasks", "1")
     assert done.returncode == 0, done.stderr
-    told = done.stderr.decode()
+    told = done.stderr
     assert show_line(NASTY)[:40] in told
     assert "\x1b]" not in told
     assert not any(line.startswith("FORGED") for line in told.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -31,6 +32,8 @@ def create(folder: Path, name: str | None = None) -> str:
 
 def begin_together(work: Callable[[], str]) -> list[str]:
     """The answers of processes that all begin in the same instant."""
+    gc.collect()
+    gc.freeze()  # else each process looks for garbage in all that the tests have loaded, and so copies it
     context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(AT_ONCE), context.SimpleQueue()
 
@@ -47,6 +50,7 @@ def begin_together(work: Callable[[], str]) -> list[str]:
     found = [answers.get() for _ in processes]
     for process in processes:
         process.join(30)
+    gc.unfreeze()
     return found
 
 

@@ -119,12 +119,14 @@ def test_a_part_that_ended_while_it_waited_is_named(tmp_path: Path) -> None:
         part.run()
 
 
+@pytest.mark.speed
 def test_slow_users_are_waited_for_side_by_side() -> None:
     figures = list(latency.measure(QUICK))
     assert [figure.repetitions for figure in figures] == [1, 1]
     assert (figures[1].ratio or 0) > 2  # thirty-two conversations are not held one after the other
 
 
+@pytest.mark.speed
 def test_growth_is_told_as_a_slope() -> None:
     figures = list(growth.measure(QUICK))
     assert [figure.unit for figure in figures] == ["slope"] * 4

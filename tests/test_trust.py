@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command import run_verb
 from endpoint import Endpoint
 
 from trialogue.cli.conversations import to_chat, to_chat_config
@@ -57,23 +58,10 @@ CODE = "from pathlib import Path\nPath({ran!r}).touch()\nfrom trialogue.world.do
 SECRET = "sk-canary-7777"
 
 
-def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trialogue", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
-
-
 def refused(*words: str) -> str:
     """The one line with which a verb is refused, in this process: nothing is loaded."""
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2, (words, done.output, done.exception)
+    done = run_verb(Path.cwd(), *words)
+    assert done.returncode == 2, (words, done.stdout, done.stderr)
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
@@ -133,7 +121,7 @@ def test_a_record_that_is_looked_at_runs_no_code(
         assert code in told
         assert f"add the DOMAIN {place} to allow it, or --trust" in told
     for more in (["--trust"], [place]):
-        done = run(tmp_path, "score", "runs/sent", *more)
+        done = run_verb(tmp_path, "score", "runs/sent", *more)
         assert ran.exists(), done.stderr
         if place != "server":  # which answers nothing
             assert "2 conversations, 2 graded as recorded" in done.stdout, done.stderr
@@ -161,7 +149,7 @@ def test_a_run_that_goes_on_runs_no_code(
         asyncio.run(evaluate(EvalConfig(), resume=Path("eval")))
     assert not ran.exists()
     for more in (["--trust"], [f"domain={place}"]):
-        done = run(tmp_path, "eval", "--resume", "eval", *more)
+        done = run_verb(tmp_path, "eval", "--resume", "eval", *more)
         assert ran.exists(), done.stderr
         ran.unlink()
 
@@ -243,10 +231,10 @@ def test_the_command_that_is_printed_goes_on(
     tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The printed command allows what was allowed and nothing more."""
-    done = run(tmp_path, "eval", "single.py", "--agent", "human", "run.name=left")
+    done = run_verb(tmp_path, "eval", "single.py", "--agent", "human", "run.name=left")
     [line] = [line for line in done.stderr.splitlines() if "--resume" in line]
     assert line.strip() == "trialogue eval --resume runs/left domain=single.py"
-    done = run(tmp_path, "eval", "shop", "--agent", "human", "run.name=my own")
+    done = run_verb(tmp_path, "eval", "shop", "--agent", "human", "run.name=my own")
     assert done.stderr.endswith("trialogue eval --resume 'runs/my own'\n")
     monkeypatch.chdir(tmp_path)
     config = load_config(

@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run_verb
 
 from trialogue.benchmarks.folder import find_version, read_json_lines
 from trialogue.benchmarks.recorded import score_recorded
@@ -19,8 +18,7 @@ NAME = "gpt-4.1__telecom-nouser"
 
 
 def run(*arguments: str) -> Any:
-    command = [sys.executable, "-m", "trialogue", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = run_verb(Path.cwd(), *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -33,18 +33,18 @@ def run(script: str, **environment: str) -> str:
     return found.stdout
 
 
-def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise() -> None:
-    assert run(REPORT).splitlines()[1] == "passive 1000"
-    assert run(REPORT, OMP_WAIT_POLICY="active").splitlines()[1] == "active None"
-
-
-def test_the_number_of_threads_is_said_with_how_to_change_it() -> None:
+def test_threads_sleep_while_they_wait_and_their_number_is_said_with_how_to_change_it() -> None:
     first = min(os.sched_getaffinity(0))
-    pinned = run(f"import os; os.sched_setaffinity(0, {{{first}}})\n{REPORT}").splitlines()[0]
-    assert pinned.startswith("computing with 1 thread on 1 core, ")
-    assert "OMP_NUM_THREADS=N" in pinned
-    chosen = run(REPORT, OMP_NUM_THREADS="1").splitlines()[0]
-    assert chosen == "computing with 1 thread (OMP_NUM_THREADS)"
+    told, policy = run(f"import os; os.sched_setaffinity(0, {{{first}}})\n{REPORT}").splitlines()
+    assert told.startswith("computing with 1 thread on 1 core, ")
+    assert "OMP_NUM_THREADS=N" in told
+    assert policy == "passive 1000"
+
+
+def test_the_user_chooses_how_many_threads_compute_and_how_they_wait() -> None:
+    told, policy = run(REPORT, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="active").splitlines()
+    assert told == "computing with 1 thread (OMP_NUM_THREADS)"
+    assert policy == "active None"
 
 
 WAITING = """
@@ -59,6 +59,7 @@ print(time.process_time() - used, time.monotonic() - began)
 """
 
 
+@pytest.mark.speed
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to spin on")
 def test_a_thread_that_waits_costs_little_processor_time() -> None:
     """Between two pieces of work the second thread waits for the first one's next."""

@@ -40,6 +40,7 @@ TARGETS = ["replies", "calls", "config", "runs", "answers", "tools", "servers"]
 FILE_TARGETS = ["tau1", "tau2", "bfcl", "ace", "written", "own", "judges", "corpora", "records"]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("target", [*TARGETS, *FILE_TARGETS])
 def test_nothing_breaks_what_reads(fuzz: ModuleType, target: str) -> None:
     if target == "servers":

@@ -34,7 +34,7 @@ PLACES = {
 
 Obey = Callable[..., dict[str, Any]]
 
-pytestmark = pytest.mark.timeout(120 + 30 * KILLS)
+pytestmark = [pytest.mark.kill, pytest.mark.timeout(120 + 30 * KILLS)]
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,7 @@ def write_slow(wall: str, folder: Path, seconds: float) -> str:
     return str(folder / "slow.py")
 
 
+@pytest.mark.kill
 @pytest.mark.timeout(300)  # a process of its own takes its time to load everything on a busy machine
 @pytest.mark.parametrize("presses", [1, 2])
 def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: Path, presses: int) -> None:
@@ -119,6 +120,7 @@ def test_control_c(train_config: Configure, trained: Path, wall: str, tmp_path: 
         assert not list_checkpoints(run)
 
 
+@pytest.mark.kill
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step(

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -297,29 +295,15 @@ async def test_a_damaged_checkpoint_is_left_out(
 @pytest.mark.timeout(300)  # a process of its own takes its time to load everything on a busy machine
 def test_control_c_saves_and_the_run_goes_on(train_config: Configure, trained: Path, tmp_path: Path) -> None:
     config = train_config(learner__model=str(trained), training__steps=500)
-    (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
-    script = (
-        "import asyncio, sys\n"
-        "from trialogue.config import TrainConfig\n"
-        "from trialogue.learn.train import train\n"
-        "config = TrainConfig.model_validate_json(open(sys.argv[1]).read())\n"
-        "def watch(step, metrics):\n"
-        "    if 'kind' not in metrics:\n"
-        "        print(step, flush=True)\n"
-        "asyncio.run(train(config, watch=watch))\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "config.json")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "1\n"
-            process.send_signal(signal.SIGINT)
-            assert process.wait(120) == 0
-        finally:
-            process.kill()
-    run = tmp_path / "runs" / "train"
+    pressed: list[int] = []
+
+    def press(step: int, metrics: dict[str, Any]) -> None:
+        if "kind" not in metrics and not pressed:
+            pressed.append(step)
+            signal.raise_signal(signal.SIGINT)
+
+    run = asyncio.run(train(config, watch=press))
+    assert pressed == [1]
     [checkpoint] = list_checkpoints(run)
     reached = int(checkpoint.name.removeprefix("step-"))
     assert 1 <= reached < 500

@@ -136,6 +136,7 @@ def test_a_held_event_loop_is_seen() -> None:
     assert "naps" in to_lag(late)
 
 
+@pytest.mark.load
 @pytest.mark.timeout(SECONDS * 3 + 300)
 async def test_many_at_once(tmp_path: Path) -> None:
     shop = find_domain("shop")

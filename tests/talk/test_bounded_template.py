@@ -11,6 +11,7 @@ import pytest
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.errors import ConfigError
 from trialogue.messages import Message
+from trialogue.talk.render import bounded_template
 from trialogue.talk.render.api import Renderer, find_renderer
 from trialogue.talk.render.bounded_template import BoundedTemplate
 
@@ -45,10 +46,16 @@ def find(template: str) -> Renderer:
     return find_renderer(tokenizer, "template")
 
 
+@pytest.fixture
+def less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_template, "SECONDS", 0.5)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.usefixtures("less_time")
 def test_a_template_that_takes_too_long_is_stopped(name: str) -> None:
     begun = time.process_time()
-    with pytest.raises(ConfigError, match="took more than 2 s of processor time") as caught:
+    with pytest.raises(ConfigError, match=r"took more than 0\.5 s of processor time") as caught:
         find(HOSTILE[name])
     assert "\n" not in str(caught.value)
     assert time.process_time() - begun < 20  # this process has not looped itself
@@ -60,18 +67,19 @@ def test_a_template_that_grows_without_end_is_refused(name: str) -> None:
         find(GROWING[name])
 
 
+@pytest.mark.usefixtures("less_time")
 def test_one_that_loops_only_later_is_stopped_once_and_holds_nobody_else() -> None:
     """Sound while it is tried, endless in a long conversation: every later reply is refused at once."""
     template = "{% if messages|length > 12 %}" + NESTED + "{% endif %}" + KEEPS
     renderer = find(template)
     turns = [Message(role="user", content="Hi"), Message(role="assistant", content="Ho")] * 10
-    with pytest.raises(ConfigError, match="took more than 2 s"):
+    with pytest.raises(ConfigError, match=r"took more than 0\.5 s"):
         renderer.start([*turns, turns[0]], [])
 
     async def ask_again() -> float:
         begun = asyncio.get_running_loop().time()
         for _ in range(1000):
-            with pytest.raises(ConfigError, match="took more than 2 s"):
+            with pytest.raises(ConfigError, match=r"took more than 0\.5 s"):
                 renderer.start([turns[0]], [])
         return asyncio.get_running_loop().time() - begun
 

@@ -67,6 +67,7 @@ def same_user(task: Task, seed: int) -> Model:
     return make_agenda_user(task, 0)
 
 
+@pytest.mark.load
 @pytest.mark.parametrize("count", [40, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_faults_of_the_endpoint_change_no_score(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     """30 % of the calls are at fault: each conversation ends as it does with a user that never fails."""
@@ -150,6 +151,7 @@ def is_good(wall: float, longest: float, worst: dict[str, float]) -> bool:
     return wall <= 1.15 * longest and worst["work"] <= 0.05 and worst["waited"] <= 0.05
 
 
+@pytest.mark.load
 async def test_slow_users_are_asked_at_once() -> None:
     wall, longest, _ = await measure(24, 24)
     assert wall <= 1.5 * longest + 1.0

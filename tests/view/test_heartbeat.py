@@ -67,7 +67,7 @@ def slow_endpoint() -> Generator[str]:
     """An endpoint that takes its time for each reply of an agent."""
 
     def answer(request: object, asked: int) -> str:
-        sleep(3.0)
+        sleep(1.5)
         return "One moment, I am looking."
 
     with Endpoint(answer) as server:
@@ -90,6 +90,7 @@ def test_an_evaluation_with_a_slow_agent_is_never_silent(slow_endpoint: str, tmp
     assert re.search(r"\d+ tokens, \d+ s so far", beats[-1])
 
 
+@pytest.mark.training
 def test_learning_is_never_silent_and_its_log_holds_no_bars(tmp_path: Path) -> None:
     few = ["training.steps=2", "training.tasks_per_step=2", "training.group_size=2", "training.eval_every=0"]
     settings = ["limits.reply_tokens=64", "run.name=agent"]

@@ -57,6 +57,7 @@ def get_status(answer: bytes) -> int:
     return int(answer.split()[1])
 
 
+@pytest.mark.load
 def test_500_clients_at_once_are_all_answered(folder: Path) -> None:
     questions = ("/", "/api/runs", "/api/run?run=good", "/api/conversations?run=good", "/app.js")
 
@@ -168,6 +169,7 @@ def test_aborted_clients_leave_no_word(folder: Path, capfd: pytest.CaptureFixtur
     assert told.out + told.err == ""
 
 
+@pytest.mark.load
 def test_silent_clients_hold_no_thread_and_are_let_go(folder: Path) -> None:
     with serve(folder / "runs", patience=2.0) as server:
         port = find_port(server)
@@ -183,6 +185,7 @@ def test_silent_clients_hold_no_thread_and_are_let_go(folder: Path) -> None:
         assert get_status(send(server, to_head("/api/runs", port))) == 200
 
 
+@pytest.mark.load
 def test_a_client_that_reads_nothing_is_let_go(folder: Path) -> None:
     with serve(folder / "runs", patience=1.0) as server:
         port = find_port(server)
