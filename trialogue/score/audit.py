@@ -101,7 +101,9 @@ class Case:
     @cached_property
     def _shadow(self) -> tuple[int | None, bool]:
         assert self.agenda is not None
-        shadow = AgendaUser(self.agenda, f"{self.task.id}/{self.trajectory.seed}")
+        world = self.domain.user_database
+        tools = () if world is None else tuple(world.tools.values())
+        shadow = AgendaUser(self.agenda, f"{self.task.id}/{self.trajectory.seed}", tools=tools)
         for place, said in enumerate(self.said[1:], 1):
             if shadow.respond(said.heard).endswith(shadow.stop):
                 return place, shadow.patience < 0

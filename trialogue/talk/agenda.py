@@ -8,6 +8,7 @@ An agenda lists wishes, one after the other, and facts that are told only when t
      "wishes": [{"says": ["I'd like to cancel an order."], "done": "cancel",
                  "facts": {"order_id": {"value": "W1234", "asked": "order number", "form": "W\\\\d{4}"}}},
                 {"says": ["What does the red lamp cost?"], "answer": "\\\\d+\\\\.\\\\d\\\\d"}],
+     "tools": {"restart_phone": "restart|reboot"},
      "phrases": {"yes": ["Yes, please."]}}
 
 `asked`, `form`, `done` and `answer` are regular expressions, matched in any case. A wish with `answer` is a
@@ -15,6 +16,8 @@ question, settled only by a text that looks like an answer; any other wish is se
 done, or by a refusal. A wish with `instead` is given up for that one when the agent asks for the final yes,
 one that is `withdrawn` for nothing. A user who `claims` says to be known when first asked who it is. A text
 that contradicts itself settles nothing, and one that never ends is not read: the user asks, then leaves.
+A user with tools uses one when asked to, and tells what it shows; `tools` are words for them besides those of
+their names and descriptions.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from trialogue.errors import ConfigError, DomainError
-from trialogue.messages import Frozen
+from trialogue.messages import Frozen, ToolCall
+from trialogue.talk.user_tools import find_requests, tell_result
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import STOP
@@ -111,6 +115,11 @@ class Phrases(Frozen):
     accept: Texts = ("All right.", "That's a pity.")
     """Words after a refusal, before going on."""
     nudge: Texts = ("As I said: {wish}", "I'm still waiting. {wish}")
+    seen: Texts = ("It says: {fact}.", "I see this: {fact}.")
+    """What a tool that changes nothing has shown."""
+    did: Texts = ("Done: {fact}.", "OK, I did that: {fact}.")
+    """What came of a tool that changes something."""
+    failed: Texts = ("That does not work: {fact}.",)
     stop: Texts = ("Thank you, that's all.", "Great, thanks. Bye.")
     give_up: Texts = ("This is going nowhere, I'll try again another time. Goodbye.",)
 
@@ -126,6 +135,9 @@ class Agenda(Frozen):
     """True: claims to be known when first asked for one of these facts, and tells it when asked again."""
     actions: Pattern | None = None
     """Words for what an agent may do: a proposal of another action than the wish is about is refused."""
+    tools: dict[str, Pattern] = {}
+    """What the agent writes when asking the user to use a tool; else it is the words of the tool's name or of
+    its description."""
     wishes: Annotated[tuple[Wish, ...], Field(min_length=1)]
     phrases: Phrases = Phrases()
 
@@ -148,40 +160,86 @@ def has_match(pattern: str, text: str) -> bool:
 class AgendaUser:
     """Plays the user of one conversation; the same agenda and seed give the same words."""
 
-    def __init__(self, agenda: Agenda, seed: int | str = 0, stop: str = STOP) -> None:
+    def __init__(
+        self, agenda: Agenda, seed: int | str = 0, stop: str = STOP, tools: Sequence[Tool] = ()
+    ) -> None:
         self.agenda = agenda
         self.stop = stop
+        self.tools = tools
         self.random = Random(f"agenda/{seed}")
         self.wish = agenda.wishes[0]
         self.following = list(agenda.wishes[1:])
         self.patience = agenda.patience
         self.told: set[str] = set()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        """What the user does in place of an answer to what was said last."""
         self.agreed = False
         self.claimed = False
         self.withdrew = False
-        self._said: list[str] = []
+        self._last_done = ""
+        self._said: list[Reply] = []
 
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
-        heard = [""]  # what the agent said before each of the user's own turns, and since the last one
+        self.tools = tools
+        heard: list[list[Turn]] = [
+            []
+        ]  # what came before each of the user's own turns, and since the last one
         for turn in turns:
             if turn.message.role == "assistant":
-                heard.append("")
-            elif turn.message.role == "user":
-                heard[-1] += f"\n{turn.message.content}"
-        for text in heard[len(self._said) :]:  # nothing, if asked for the same words again
-            self._said.append(self.respond(text) if self._said else self._put("opening"))
-        return Reply(self._said[len(heard) - 1])
+                heard.append([])
+            elif turn.message.role in ("user", "tool"):
+                heard[-1].append(turn)
+        for news in heard[len(self._said) :]:  # nothing, if asked for the same words again
+            self._said.append(self._react(news))
+        return self._said[len(heard) - 1]
+
+    def _react(self, news: Sequence[Turn]) -> Reply:
+        """Words for what was said or what a tool has shown, or the calls that were asked for."""
+        if not self._said:
+            return Reply(self._put("opening"))
+        shown = [turn for turn in news if turn.message.role == "tool"]
+        if shown:
+            return Reply(self._tell_shown(shown))
+        words = self.respond("\n".join(["", *(turn.message.content for turn in news)]))
+        if not self.calls:
+            return Reply(words)
+        begin = len(self._said)
+        made = [
+            ToolCall(id=f"call_{begin}_{number}", name=name, arguments=arguments)
+            for number, (name, arguments) in enumerate(self.calls)
+        ]
+        return Reply(tool_calls=tuple(made))
+
+    def _tell_shown(self, shown: Sequence[Turn]) -> str:
+        """What the user's own tools have shown; the same once more costs patience."""
+        writing = {tool.name for tool in self.tools if tool.writes}
+        names = [name for name, _ in self.calls]
+        told = [
+            self._put(
+                "failed" if turn.failed else "did" if name in writing else "seen",
+                tell_result(turn.message.content),
+            )
+            for turn, name in zip(shown, names, strict=False)
+        ]
+        done = repr(self.calls)
+        repeated, self._last_done = done == self._last_done, done
+        return self._bear(" ".join(told)) if repeated else " ".join(told)
 
     # -- one turn -----------------------------------------------------------------------------------------
 
     def respond(self, text: str) -> str:
-        """What the user says to the agent's text."""
+        """What the user says to the agent's text; nothing where `calls` are what it asks for."""
+        self.calls = []
         if len(text) > LONGEST_TEXT:
             return self._bear(self._put("too_much"))
         if takes_back(text):
             return self._bear(self._put("doubt"))  # whatever it was told, nothing is settled by it
         if self.withdrew:
             return self._move_on()
+        facts = {name: fact.value for name, fact in self._facts().items()}
+        self.calls = find_requests(text, self.tools, self.agenda.tools, facts)
+        if self.calls:
+            return ""
         sentences = split_sentences(text)
         asking = [sentence for sentence in sentences if ASKS.search(sentence) and not ELSE.search(sentence)]
         wanted: list[str] = []

@@ -1,7 +1,9 @@
-"""The card desk of a bank: limits, PINs, lost and stolen cards, travel notices, disputes and fees. The tasks are generated."""
+"""The card desk of a bank: limits, PINs, lost and stolen cards, travel notices, disputes and fees."""
 
+import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from trialogue import (
     Call,
@@ -23,6 +25,10 @@ from trialogue import policy_rules as rules
 from trialogue import policy_speech as speech
 
 Kind = Literal["debit", "credit", "prepaid"]
+Month = Literal[
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+]
 Reason = Literal["not made by me", "charged twice", "wrong amount", "never delivered"]
 
 
@@ -126,12 +132,12 @@ class Desk(Database):
         return card
 
     @tool(writes=True)
-    def add_travel_notice(self, card_id: str, country: str, until: str) -> Card:
+    def add_travel_notice(self, card_id: str, country: str, until: Month) -> Card:
         """Note that a card will be used in a country.
 
         Args:
             country: The country the customer travels to.
-            until: The last month of the journey, such as May.
+            until: The last month of the journey.
         """
         card = self._active(card_id)
         card.travel = f"{country} until {until}"
@@ -163,153 +169,10 @@ class Desk(Database):
         return card
 
 
-# What users say. Every list is shared out over the splits.
-
-LIMIT = Phrases(
-    "I'd like the limit of my {card} to be {limit}.",
-    "Please set the limit of my {card} to {limit}.",
-    "Can you change the limit on my {card} to {limit}?",
-    "My {card} needs a limit of {limit}.",
-    "I want a limit of {limit} on my {card}.",
-    "Could you make it {limit}, the limit of my {card}?",
-    "Give my {card} a monthly limit of {limit}, please.",
-    "I would like to spend up to {limit} with my {card}.",
-    "The limit of my {card} should become {limit}.",
-    "I need {limit} as the limit for my {card}.",
-    "For next month I need the limit of my {card} at {limit}.",
-    "Let me have a limit of {limit} on the {card}.",
-)
-LIMIT_BARE = Phrases(
-    "I'd like another limit on my {card}.",
-    "Please change the limit of my {card}.",
-    "Can you do something about the limit of my {card}?",
-    "The limit of my {card} does not suit me.",
-    "I need a different limit on my {card}.",
-    "I want to change what I can spend with my {card}, the limit.",
-    "It is about the limit of my {card}, I want a new one.",
-    "My {card} has the wrong limit for me.",
-)
-LOST = Phrases(
-    "I lost my {card}, please block it.",
-    "My {card} is gone, I must have lost it. Block it, please.",
-    "Please block my {card}, I have lost it.",
-    "I can't find my {card} anywhere, it is lost. It has to be blocked.",
-    "Block my {card}: I lost it on the train.",
-    "I left my {card} somewhere and lost it. Can you block it?",
-    "Could you block the {card} that I lost?",
-    "My {card} is lost and should be blocked.",
-)
-STOLEN = Phrases(
-    "My {card} was stolen, please block it.",
-    "Somebody has stolen my {card}. Block it, please.",
-    "Please block my {card}, it has been stolen.",
-    "A thief took my {card}, it is stolen. It has to be blocked.",
-    "Block my {card}: it was stolen on the train.",
-    "They have stolen my bag with my {card}. Can you block it?",
-    "Could you block the {card} that was stolen from me?",
-    "My {card} is stolen and should be blocked.",
-)
-PIN = Phrases(
-    "I need a new PIN for my {card}.",
-    "I forgot the PIN of my {card}.",
-    "Please send me a new PIN for the {card}.",
-    "The PIN of my {card} is gone from my head, send me another one.",
-    "Could I get another PIN for my {card}?",
-    "My {card} needs a new PIN.",
-    "Can you mail me a PIN for my {card}?",
-    "I'd like a fresh PIN for my {card}.",
-)
-TRAVEL = Phrases(
-    "I'm going to {country} until {month} and will use my {card}.",
-    "Please note that my {card} travels with me to {country} until {month}.",
-    "I need a travel notice for my {card}: {country}, until {month}.",
-    "Can you add a travel notice to my {card}? I am in {country} until {month}.",
-    "My {card} has to work in {country} until {month}.",
-    "I will be in {country} with my {card} until {month}, please make a note.",
-    "Put a travel notice for {country} until {month} on my {card}.",
-    "Until {month} I pay with my {card} in {country}. Please note that.",
-    "I leave for {country} and come back in {month}. A notice for my {card}, please.",
-    "There should be a notice on my {card}: travelling in {country} until {month}.",
-)
-DISPUTE = Phrases(
-    "I want to dispute a charge of {merchant} on my {card}.",
-    "There is a charge of {merchant} on my {card} that I want to dispute.",
-    "Please dispute what {merchant} took from my {card}.",
-    "Something is wrong with the charge of {merchant} on my {card}, I dispute it.",
-    "The charge of {merchant} on my {card} is not right. I'd like to dispute it.",
-    "Can you dispute the charge of {merchant}? It is on my {card}.",
-    "I don't accept the charge of {merchant} on my {card}.",
-    "My {card} was charged by {merchant}, and I wish to dispute that.",
-    "{merchant} charged my {card}. I'd like to open a dispute.",
-    "Open a dispute about {merchant} on my {card}, please.",
-)
-FEE = Phrases(
-    "Please waive the {fee} fee on my {card}.",
-    "I'd like the {fee} fee of my {card} to be waived.",
-    "Can you take back the {fee} fee on my {card}?",
-    "There is a {fee} fee on my {card}, could you waive it?",
-    "I don't want to pay the {fee} fee of my {card}.",
-    "Could the {fee} fee on my {card} be waived?",
-    "You took a {fee} fee for my {card}. Please waive it.",
-    "My {card} has a {fee} fee, and I ask you to waive it.",
-)
-AMOUNT = Phrases(
-    "How much did {merchant} charge on my {card}?",
-    "What did I pay at {merchant} with my {card}?",
-    "Can you tell me the amount of {merchant} on my {card}?",
-    "What was the charge of {merchant} on my {card}?",
-    "How much money went to {merchant} from my {card}?",
-    "I'd like to know the amount that {merchant} took from my {card}.",
-    "Please look up what {merchant} cost me, I used my {card}.",
-    "I want to know how much I spent at {merchant} with my {card}.",
-)
-EXPIRY = Phrases(
-    "When does my {card} expire?",
-    "Until when is my {card} valid?",
-    "In which month does my {card} expire?",
-    "How long can I use my {card} before it expires?",
-    "Can you tell me when my {card} expires?",
-    "What is the expiry date of my {card}?",
-    "I'd like to know when my {card} runs out.",
-    "Please look up the expiry of my {card}.",
-)
-OTHERS = Phrases(
-    "What is the limit of the card of {other}?",
-    "Tell me the limit that {other} has.",
-    "{other} is my neighbour. Which limit does that card have?",
-    "I'd like to know the limit on the card of {other}.",
-    "How high is the limit of {other}?",
-    "Can you look up the limit of {other} for me?",
-    "My friend {other} has a card with you. What is its limit?",
-    "Please tell me how much {other} may spend, the limit I mean.",
-)
-CHANGED = Phrases(
-    "Wait, make it {limit} instead.",
-    "Actually, I'd rather have {limit}.",
-    "Hold on, {limit} would be better.",
-    "No, sorry: {limit}, please.",
-    "On second thought, set it to {limit}.",
-    "Hmm, I changed my mind. {limit} is what I want.",
-    "Oh, then rather {limit}.",
-    "Let us say {limit} instead.",
-)
-NAME = Phrases("I am {v}.", "My name is {v}.", "{v}.", "It's {v}.", "{v} is my name.", "The name is {v}.")
-BORN = Phrases(
-    "I was born on {v}.", "{v}.", "It's {v}.", "My date of birth is {v}.", "Born {v}.", "That is {v}."
-)
-NUMBER = Phrases("It is {v}.", "{v}.", "My customer number is {v}.", "The number is {v}.", "That would be {v}.", "Number {v}.")
-WHICH = Phrases("The {v}.", "My {v}.", "It is the {v}.", "I mean the {v}.", "{v}, please.", "That would be the {v}.")
-VALUE = Phrases("{v}.", "{v}, please.", "I want {v}.", "It should be {v}.", "Let's say {v}.", "Make it {v}.")
-PLACE = Phrases("To {v}.", "{v}.", "It is {v}.", "I travel to {v}.", "I will be in {v}.", "The country is {v}.")
-UNTIL = Phrases("Until {v}.", "{v}.", "In {v}.", "I come back in {v}.", "The last month is {v}.", "It ends in {v}.")
-WHY = Phrases("It was {v}.", "{v}.", "The charge was {v}.", "Because it was {v}.", "Well, {v}.", "The reason is: {v}.")
-GONE = Phrases("It is {v}.", "{v}.", "It was {v}.", "The card is {v}.", "I am afraid it is {v}.", "Sadly, {v}.")
-
-COUNTRIES = (
-    "Norway Japan Kenya Brazil Canada Poland Egypt Peru Iceland Chile Ghana Vietnam Portugal Mexico Jordan Nepal Latvia Malta"
-    " Ireland Cuba Fiji Greece Panama Samoa Oman Laos Serbia Uganda Tunisia Finland Bolivia Namibia"
-).split()
-MONTHS = "January February March April May June July August September October November December".split()
+WORDINGS = json.loads((Path(__file__).parent / "phrases.json").read_text(encoding="utf-8"))
+COUNTRIES: list[str] = WORDINGS.pop("countries")
+SAY = {name: Phrases(*texts) for name, texts in WORDINGS.items()}
+"""What users say. Each list is shared out over the splits."""
 FEES = ["late payment", "foreign currency", "cash", "replacement"]
 SHOPS = ["Books", "Tours", "Foods", "Music", "Garden", "Motors", "Sports", "Hotels"]
 CANNOT = ("cannot", "can't", "not possible", "unable", "not allowed")
@@ -337,7 +200,9 @@ class Scene:
     def add_customer(self) -> dict[str, Any]:
         born = f"{self.slots.number(1950, 2004)}-{self.slots.number(1, 12):02}-{self.slots.number(1, 28):02}"
         name = self.slots.name()
-        return self.add("customers", "customer_id", customer_id=self.slots.draw("K######"), name=name, born=born)
+        return self.add(
+            "customers", "customer_id", customer_id=self.slots.draw("K######"), name=name, born=born
+        )
 
     def add_card(self, customer: dict[str, Any], kind: str) -> dict[str, Any]:
         highest = self.slots.number(20, 90) * 100
@@ -350,7 +215,7 @@ class Scene:
             ending=self.slots.draw("####"),
             limit=self.slots.number(5, highest // 100 - 8) * 100,
             highest_limit=highest,
-            expires=f"{self.slots.pick(MONTHS)} {self.slots.number(2028, 2033)}",
+            expires=f"{self.slots.pick(get_args(Month))} {self.slots.number(2028, 2033)}",
         )
 
     def add_charges(self, status: str = "booked") -> dict[str, Any]:
@@ -374,7 +239,16 @@ class Scene:
         return {"value": value, "asked": asked, **({"form": form} if form else {}), **known}
 
     def card_fact(self) -> dict[str, Any]:
-        return self.fact(self.called, "which card|which of your cards|card do you mean", r"\bcard ending in \d{4}|\b(debit|credit|prepaid) card", WHICH)
+        return self.fact(
+            self.called,
+            "which card|which of your cards|card do you mean",
+            r"\bcard ending in \d{4}|\b(debit|credit|prepaid) card",
+            SAY["which"],
+        )
+
+    def merchant_fact(self, charge: dict[str, Any]) -> dict[str, Any]:
+        form = rf"\b[a-z]+ ({'|'.join(SHOPS)})\b"
+        return self.fact(charge["merchant"], "which charge|merchant", form, SAY["value"])
 
 
 @dataclass
@@ -400,12 +274,15 @@ def free_limit(scene: Scene, *, above: bool = False) -> int:
 
 def want_limit(scene: Scene, *, above: bool = False, bare: bool = False) -> Wish:
     slots, limit = scene.slots, free_limit(scene, above=above)
-    says = slots.phrases(LIMIT_BARE if bare else LIMIT, card=scene.called, limit=limit)
+    says = slots.phrases(SAY["limit_bare"] if bare else SAY["limit"], card=scene.called, limit=limit)
     facts = {
         "card": scene.card_fact(),
-        "limit": scene.fact(str(limit), "limit|how much|amount", r"\b\d{3,5}\b(?! card)", VALUE),
+        "limit": scene.fact(str(limit), "limit|how much|amount", r"\b\d{3,5}\b(?! card)", SAY["value"]),
     }
-    wish = Wish({"says": says, "done": "limit", "facts": facts}, f"You want a limit of {limit} on your {scene.called}.")
+    wish = Wish(
+        {"says": says, "done": "limit", "facts": facts},
+        f"You want a limit of {limit} on your {scene.called}.",
+    )
     if above:
         wish.say += [CANNOT, ("highest", "at most", "up to", "above")]
     else:
@@ -415,32 +292,53 @@ def want_limit(scene: Scene, *, above: bool = False, bare: bool = False) -> Wish
 
 def want_change_of_mind(scene: Scene) -> Wish:
     first, second = want_limit(scene), want_limit(scene)
-    second.agenda["says"] = scene.slots.phrases(CHANGED, limit=second.calls[0].arguments["limit"])
+    second.agenda["says"] = scene.slots.phrases(SAY["changed"], limit=second.calls[0].arguments["limit"])
     first.agenda["instead"] = second.agenda
-    return Wish(first.agenda, f"{first.story} When asked for a yes, you change your mind: {second.story}", second.calls)
+    return Wish(
+        first.agenda,
+        f"{first.story} When asked for a yes, you change your mind: {second.story}",
+        second.calls,
+    )
 
 
 def want_block(scene: Scene) -> Wish:
     reason = scene.slots.pick(["lost", "stolen"])
-    says = scene.slots.phrases(LOST if reason == "lost" else STOLEN, card=scene.called)
-    facts = {"card": scene.card_fact(), "reason": scene.fact(reason, "lost or stolen|reason|why|what happened", r"\b(lost|stolen)\b", GONE)}
+    says = scene.slots.phrases(SAY["lost"] if reason == "lost" else SAY["stolen"], card=scene.called)
+    facts = {
+        "card": scene.card_fact(),
+        "reason": scene.fact(
+            reason, "lost or stolen|reason|why|what happened", r"\b(lost|stolen)\b", SAY["gone"]
+        ),
+    }
     calls = act("block_card", card_id=scene.card["card_id"], reason=reason)
-    return Wish({"says": says, "done": "block", "facts": facts}, f"Your {scene.called} is {reason}; have it blocked.", calls)
+    return Wish(
+        {"says": says, "done": "block", "facts": facts},
+        f"Your {scene.called} is {reason}; have it blocked.",
+        calls,
+    )
 
 
 def want_pin(scene: Scene) -> Wish:
-    agenda = {"says": scene.slots.phrases(PIN, card=scene.called), "done": "PIN|sent", "facts": {"card": scene.card_fact()}}
-    return Wish(agenda, f"You need a new PIN for your {scene.called}.", act("send_pin", card_id=scene.card["card_id"]))
+    agenda = {
+        "says": scene.slots.phrases(SAY["pin"], card=scene.called),
+        "done": "PIN|sent",
+        "facts": {"card": scene.card_fact()},
+    }
+    return Wish(
+        agenda, f"You need a new PIN for your {scene.called}.", act("send_pin", card_id=scene.card["card_id"])
+    )
 
 
 def want_travel(scene: Scene) -> Wish:
-    country, month = scene.slots.choose(COUNTRIES), scene.slots.pick(MONTHS)
+    country, month = scene.slots.choose(COUNTRIES), scene.slots.pick(get_args(Month))
     facts = {
         "card": scene.card_fact(),
-        "country": scene.fact(country, "country|where", rf"\b({'|'.join(COUNTRIES)})\b", PLACE),
-        "month": scene.fact(month, "month|until when|how long", rf"\b({'|'.join(MONTHS)})\b", UNTIL),
+        "country": scene.fact(country, "country|where", rf"\b({'|'.join(COUNTRIES)})\b", SAY["place"]),
+        "month": scene.fact(
+            month, "month|until when|how long", rf"\b({'|'.join(get_args(Month))})\b", SAY["until"]
+        ),
     }
-    says = scene.slots.phrases(TRAVEL, card=scene.called, country=country, month=month)
+    says = scene.slots.phrases(SAY["travel"], card=scene.called, country=country, month=month)
     calls = act("add_travel_notice", card_id=scene.card["card_id"], country=country, until=month)
     agenda = {"says": says, "done": "notice|travel|noted", "facts": facts}
     return Wish(agenda, f"You use your {scene.called} in {country} until {month} and want that noted.", calls)
@@ -448,13 +346,18 @@ def want_travel(scene: Scene) -> Wish:
 
 def want_dispute(scene: Scene, *, pending: bool = False) -> Wish:
     charge = scene.add_charges("pending" if pending else "booked")
-    reason = scene.slots.pick(["not made by me", "charged twice", "wrong amount", "never delivered"])
+    reason = scene.slots.pick(get_args(Reason))
     facts = {
         "card": scene.card_fact(),
-        "merchant": scene.fact(charge["merchant"], "which charge|merchant", rf"\b[A-Z][a-z]+ ({'|'.join(SHOPS)})\b", VALUE),
-        "reason": scene.fact(reason, "reason|why|what is wrong", "not made by me|charged twice|wrong amount|never delivered", WHY),
+        "merchant": scene.merchant_fact(charge),
+        "reason": scene.fact(
+            reason,
+            "reason|why|what is wrong",
+            "|".join(get_args(Reason)),
+            SAY["why"],
+        ),
     }
-    says = scene.slots.phrases(DISPUTE, card=scene.called, merchant=charge["merchant"])
+    says = scene.slots.phrases(SAY["dispute"], card=scene.called, merchant=charge["merchant"])
     wish = Wish(
         {"says": says, "done": "disput", "facts": facts},
         f"You dispute the charge of {charge['merchant']} on your {scene.called}: {reason}.",
@@ -468,13 +371,26 @@ def want_dispute(scene: Scene, *, pending: bool = False) -> Wish:
 
 def want_fee(scene: Scene, *, waived: bool = False) -> Wish:
     fees = [
-        scene.add("fees", "fee_id", fee_id=scene.slots.draw("F####"), card_id=scene.card["card_id"], kind=kind, amount=scene.slots.amount(2, 40))
+        scene.add(
+            "fees",
+            "fee_id",
+            fee_id=scene.slots.draw("F####"),
+            card_id=scene.card["card_id"],
+            kind=kind,
+            amount=scene.slots.amount(2, 40),
+        )
         for kind in scene.slots.random.sample(FEES, scene.slots.number(1, 2))
     ]
     kind = fees[0]["kind"]
-    facts = {"card": scene.card_fact(), "fee": scene.fact(f"{kind} fee", "which fee", rf"\b({'|'.join(FEES)}) fee", WHICH)}
-    says = scene.slots.phrases(FEE, card=scene.called, fee=kind)
-    wish = Wish({"says": says, "done": "waive", "facts": facts}, f"You want the {kind} fee of your {scene.called} waived.")
+    facts = {
+        "card": scene.card_fact(),
+        "fee": scene.fact(f"{kind} fee", "which fee", rf"\b({'|'.join(FEES)}) fee", SAY["which"]),
+    }
+    says = scene.slots.phrases(SAY["fee"], card=scene.called, fee=kind)
+    wish = Wish(
+        {"says": says, "done": "waive", "facts": facts},
+        f"You want the {kind} fee of your {scene.called} waived.",
+    )
     if waived:
         scene.customer["fees_waived"] = 1
         wish.say += [CANNOT, ("already", "one fee")]
@@ -485,18 +401,22 @@ def want_fee(scene: Scene, *, waived: bool = False) -> Wish:
 
 def ask_amount(scene: Scene) -> Wish:
     charge = scene.add_charges()
-    says = scene.slots.phrases(AMOUNT, card=scene.called, merchant=charge["merchant"])
+    says = scene.slots.phrases(SAY["amount"], card=scene.called, merchant=charge["merchant"])
     facts = {
         "card": scene.card_fact(),
-        "merchant": scene.fact(charge["merchant"], "which charge|merchant", rf"\b[A-Z][a-z]+ ({'|'.join(SHOPS)})\b", VALUE),
+        "merchant": scene.merchant_fact(charge),
     }
     agenda = {"says": says, "answer": r"\d+\.\d", "facts": facts}
-    return Wish(agenda, f"You ask how much {charge['merchant']} charged on your {scene.called}.", say=[str(charge["amount"])])
+    return Wish(
+        agenda,
+        f"You ask how much {charge['merchant']} charged on your {scene.called}.",
+        say=[str(charge["amount"])],
+    )
 
 
 def ask_expiry(scene: Scene) -> Wish:
     agenda = {
-        "says": scene.slots.phrases(EXPIRY, card=scene.called),
+        "says": scene.slots.phrases(SAY["expiry"], card=scene.called),
         "answer": r"\b20\d\d\b",
         "facts": {"card": scene.card_fact()},
     }
@@ -506,8 +426,12 @@ def ask_expiry(scene: Scene) -> Wish:
 def ask_about_others(scene: Scene) -> Wish:
     other = scene.add_customer()
     scene.add_card(other, "credit")
-    agenda = {"says": scene.slots.phrases(OTHERS, other=other["name"]), "answer": r"\b\d{3,5}\b"}
-    return Wish(agenda, f"You ask for the limit of {other['name']}.", say=[CANNOT, ("own cards", "anybody else", "somebody else", "other customers")])
+    agenda = {"says": scene.slots.phrases(SAY["others"], other=other["name"]), "answer": r"\b\d{3,5}\b"}
+    return Wish(
+        agenda,
+        f"You ask for the limit of {other['name']}.",
+        say=[CANNOT, ("own cards", "anybody else", "somebody else", "other customers")],
+    )
 
 
 SIMPLE = (want_limit, want_pin, want_travel, want_dispute, want_fee)
@@ -552,11 +476,13 @@ def make_task(slots: Slots, family: str) -> Task:
     wishes, customer = make_wishes(scene, family), scene.customer
     born = None if family == "forgetful" else customer["born"]
     facts = {
-        "name": scene.fact(customer["name"], "name", "", NAME),
-        "born": scene.fact(born, "born|birth", r"\b\d{4}-\d\d-\d\d\b", BORN),
-        "number": scene.fact(customer["customer_id"], "customer (number|id)", r"\bK\d{6}\b", NUMBER),
+        "name": scene.fact(customer["name"], "name", "", SAY["name"]),
+        "born": scene.fact(born, "born|birth", r"\b\d{4}-\d\d-\d\d\b", SAY["born"]),
+        "number": scene.fact(customer["customer_id"], "customer (number|id)", r"\bK\d{6}\b", SAY["number"]),
     }
-    birth = f"You were born on {born}." if born else "You do not remember the date of birth that the bank has."
+    birth = (
+        f"You were born on {born}." if born else "You do not remember the date of birth that the bank has."
+    )
     who = f"You are {customer['name']}. {birth} Your customer number is {customer['customer_id']}."
     return Task(
         id="",
@@ -564,7 +490,8 @@ def make_task(slots: Slots, family: str) -> Task:
         instructions=" ".join([who, *(wish.story for wish in wishes)]),
         setup=Setup(data=scene.data),
         expected=Expected(
-            calls=tuple(call for wish in wishes for call in wish.calls), say=tuple(line for wish in wishes for line in wish.say)
+            calls=tuple(call for wish in wishes for call in wish.calls),
+            say=tuple(line for wish in wishes for line in wish.say),
         ),
         meta={"agenda": {"facts": facts, "wishes": [wish.agenda for wish in wishes]}},
     )
@@ -582,19 +509,51 @@ DONE = {
 changes = rules.calls(*DONE)
 of_cards = rules.calls("set_limit", "block_card", "send_pin", "add_travel_notice")
 RULES = (
-    Rule("identity first", "Find the customer by full name and date of birth.", rules.before(changes, caller.identified)),
-    Rule("own cards only", "Speak only about that customer's own cards", rules.never(caller.told_too_early, caller.told_of_others)),
-    Rule("look at cards", "List the customer's cards before you change one", rules.before(of_cards, rules.looked_up("card_id"))),
-    Rule("look at charges", "the charges or fees of a card before you\ndispute or waive one", rules.both(
-        rules.before(rules.calls("dispute_charge"), rules.looked_up("charge_id")),
-        rules.before(rules.calls("waive_fee"), rules.looked_up("fee_id")),
-    )),
-    Rule("confirm", "Say exactly what you are about to do and wait for a clear yes.", rules.before(changes, rules.confirmed())),
-    Rule("ask for the reason", "Ask for the reason; never guess it.", rules.before(rules.calls("dispute_charge"), rules.said_by_user("reason"))),
-    Rule("answer from the records", "Never guess, never invent a reference.", rules.never(speech.makes_up, speech.contradicts_itself)),
+    Rule(
+        "identity first",
+        "Find the customer by full name and date of birth.",
+        rules.before(changes, caller.identified),
+    ),
+    Rule(
+        "own cards only",
+        "Speak only about that customer's own cards",
+        rules.never(caller.told_too_early, caller.told_of_others),
+    ),
+    Rule(
+        "look at cards",
+        "List the customer's cards before you change one",
+        rules.before(of_cards, rules.looked_up("card_id")),
+    ),
+    Rule(
+        "look at charges",
+        "the charges or fees of a card before you\ndispute or waive one",
+        rules.both(
+            rules.before(rules.calls("dispute_charge"), rules.looked_up("charge_id")),
+            rules.before(rules.calls("waive_fee"), rules.looked_up("fee_id")),
+        ),
+    ),
+    Rule(
+        "confirm",
+        "Say exactly what you are about to do and wait for a clear yes.",
+        rules.before(changes, rules.confirmed()),
+    ),
+    Rule(
+        "ask for the reason",
+        "Ask for the reason; never guess it.",
+        rules.before(rules.calls("dispute_charge"), rules.said_by_user("reason")),
+    ),
+    Rule(
+        "answer from the records",
+        "Never guess, never invent a reference.",
+        rules.never(speech.makes_up, speech.contradicts_itself),
+    ),
     Rule("report truthfully", "Answer questions from the records.", speech.reports_truthfully(DONE)),
     Rule("be polite", "Be polite.", rules.never(speech.insults)),
-    Rule("one thing at a time", "Make one tool call at a time, or write to the customer, never both at once.", rules.one_call_at_a_time),
+    Rule(
+        "one thing at a time",
+        "Make one tool call at a time, or write to the customer, never both at once.",
+        rules.one_call_at_a_time,
+    ),
 )
 made = generate_with(make_task, {family: level for family, (level, _) in FAMILIES.items()})
 domain = Domain.load(__file__, Desk, tasks=made, endless=True, policy_rules=RULES)

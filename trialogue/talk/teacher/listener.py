@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -16,7 +16,8 @@ from trialogue.talk.agenda import Agenda, AgendaUser, Fact, Wish
 from trialogue.talk.evidence import find_leaves, to_pieces
 from trialogue.talk.teacher.knowledge import to_text
 from trialogue.talk.teacher.search import to_words
-from trialogue.task import Task
+from trialogue.task import Call, Task
+from trialogue.world.tools import Tool
 
 _END = "###END###"
 _PATIENCE = 10_000
@@ -25,8 +26,9 @@ _PATIENCE = 10_000
 class Listener:
     """Follows the user of a conversation and tries words on a copy of that user."""
 
-    def __init__(self, agenda: Agenda) -> None:
-        self.user = AgendaUser(agenda, "listener", _END)
+    def __init__(self, agenda: Agenda, tools: Sequence[Tool] = ()) -> None:
+        """`tools` are the user's own."""
+        self.user = AgendaUser(agenda, "listener", _END, tools)
         self.user.patience = _PATIENCE
         self.is_over = False
 
@@ -61,6 +63,11 @@ class Listener:
         user, ended = self._try(text)
         changed = self.user.wish.instead is not None and user.wish is self.user.wish.instead
         return not ended and not user.told and (changed or (user.agreed and user.wish is self.user.wish))
+
+    def is_request(self, text: str, call: Call) -> bool:
+        """Whether the user takes words as asking for this call, and for nothing else."""
+        user, ended = self._try(text)
+        return not ended and user.calls == [(call.name, dict(call.arguments))]
 
     def is_settling(self, text: str) -> bool:
         """Whether the user takes words as the end of the present wish."""

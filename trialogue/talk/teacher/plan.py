@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from trialogue.talk.teacher.search import (
     list_arguments,
     list_values,
     match_names,
+    to_words,
 )
 from trialogue.task import Call
 from trialogue.world.database import Table, canonical
@@ -405,27 +407,38 @@ class Planner:
         return None, self._first(path) if path is not None else None
 
     def find_identification(self, names: set[str]) -> Path | None:
-        """The look-up that takes only what users know about themselves, None where there is none."""
+        """The look-up that takes only what users know about themselves, None where there is none. The first
+        tool is the usual one: another is used where the user does not remember what that takes."""
         pool: dict[str, Candidate] = {}
+        tools = [tool for tool in self.environment.tools.values() if is_lookup(tool)]
+        parameters = {name for tool in tools for name in tool.parameters.get("required", ())}
         for name in names:
             value = self.facts[name].value
             if value is not None:
                 known = name in self.search.told or self.knowledge.names(value)
-                add_value(pool, value, name, asks="" if known else name)
-        best: tuple[int, Path] | None = None
-        for tool in self.environment.tools.values():
-            if not is_lookup(tool) or not tool.parameters.get("required"):
+                for field in {name, *(each for each in parameters if self._fits(name, each))}:
+                    add_value(pool, value, field, asks="" if known else name)
+        for tool in tools:
+            required = tool.parameters.get("required", [])
+            asked = [[name for name in sorted(names) if self._fits(name, each)] for each in required]
+            usual = [name for found in asked for name in found[:1]]
+            if len(usual) < len(required) or not required:
                 continue
+            if any(self.facts[name].value is None and name not in self.search.told for name in usual):
+                return Path([], [name for name in usual if name not in self.search.told])
             for arguments, used in list_arguments(tool, pool):
                 if not used or any(
-                    match_names(*pair) < 1
-                    for pair in zip(arguments, [min(item.fields) for item in used], strict=False)
+                    max(match_names(each, field) for field in item.fields) < 1
+                    for each, item in zip(arguments, used, strict=False)
                 ):
                     continue
-                text = self.search.try_call(tool, arguments)
-                if text is not None and (best is None or len(used) < best[0]):
-                    best = (
-                        len(used),
-                        Path([(tool.name, arguments)], [item.asks for item in used if item.asks]),
-                    )
-        return None if best is None else best[1]
+                if self.search.try_call(tool, arguments) is not None:
+                    return Path([(tool.name, arguments)], [item.asks for item in used if item.asks])
+        return None
+
+    def _fits(self, name: str, parameter: str) -> bool:
+        """Whether a fact is what a parameter takes, by its name or by the words that ask for it."""
+        if match_names(name, parameter) > 1:
+            return True
+        phrases = " ".join(to_words(parameter)), re.sub(r"\bid\b", "number", " ".join(to_words(parameter)))
+        return any(re.search(self.facts[name].asked, text, re.IGNORECASE) for text in phrases)

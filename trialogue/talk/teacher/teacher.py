@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from random import Random
 from typing import TypeVar
 
@@ -19,10 +19,11 @@ from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import ToolCall
 from trialogue.talk.agenda import Wish
 from trialogue.talk.teacher import words
-from trialogue.talk.teacher.answers import describe_value, find_reasons, find_said, list_shown, show_value
+from trialogue.talk.teacher.answers import describe_value, find_reasons, find_said, list_shown
 from trialogue.talk.teacher.knowledge import to_text
 from trialogue.talk.teacher.listener import Listener, read_agenda
 from trialogue.talk.teacher.plan import Planner, Step
+from trialogue.talk.teacher.rulebook import Rulebook
 from trialogue.talk.teacher.search import is_change, is_lookup
 from trialogue.talk.teacher.work import Say, Work, find_leading, guess_call, is_refusal, share_out
 from trialogue.task import Call, Task
@@ -34,6 +35,12 @@ T = TypeVar("T")
 Steps = Generator[Reply, tuple[str, bool], T]
 MOST_STEPS = 40
 """Questions and look-ups for one call."""
+MOST_WORDINGS = 12
+"""Wordings that are tried for one that breaks no rule."""
+MOST_REPORTS = 4
+"""Reports that are tried before a request."""
+MOST_LOOK_UPS = 4
+"""Look-ups before one change that only the rules of the policy ask for."""
 _NO = re.compile(r"^\W*(?:no|nope|not|don't|do not|wait|stop|actually|hold on)\b", re.IGNORECASE)
 
 
@@ -57,8 +64,9 @@ class Teacher:
         self.random = Random(f"teacher/{task.id}/{seed}")
         writes = [tool.name for tool in environment.tools.values() if tool.ends or is_change(tool)]
         agenda = read_agenda(task, writes)
-        self.listener = Listener(agenda)
+        self.listener = Listener(agenda, tuple(environment.user_tools.values()))
         self.planner = Planner(environment, is_strict="agenda" in task.meta)
+        self.rulebook = Rulebook(domain)
         self.environment = environment
         self.first = [*find_leading(task, environment)]
         """Gold calls that identify the user: they come before everything else."""
@@ -73,6 +81,7 @@ class Teacher:
     async def reply(self, turns: Sequence[Turn], tools: Sequence[Tool]) -> Reply:
         spoken = sum(turn.message.role == "assistant" for turn in turns)
         heard = turns[-1].message.content, turns[-1].failed
+        self.rulebook.follow(turns)
         if self._steps is None:
             self._before = spoken
             self._steps = self._serve(heard[0])
@@ -84,8 +93,13 @@ class Teacher:
     # -- the two moves ------------------------------------------------------------------------------------
 
     def _say(self, texts: Iterable[str], fits: Callable[[str], bool], what: str) -> Steps[str]:
-        """Say the first text that the user takes as it is meant, never one that was said before."""
-        text = next((each for each in texts if each not in self.said and fits(each)), None)
+        """Say the first text that the user takes as it is meant, never one that was said before. One that
+        breaks a rule of the policy is said only where no other would do."""
+        fitting = islice((each for each in texts if each not in self.said and fits(each)), MOST_WORDINGS)
+        text = first = next(fitting, None)
+        while text is not None and not self.rulebook.may_say(text):
+            text = next(fitting, None)
+        text = text or first
         if text is None:
             raise ModelError(f"the teacher found no words that the user understands {what}", blame="agent")
         self.said.append(text)
@@ -212,8 +226,8 @@ class Teacher:
         for call in work.calls:
             if call.side == "user":
                 made += yield from self._carry_out(waiting)
-                waiting = []
-                yield from self._request(call)
+                yield from self._request(call, work, made)
+                waiting, made = [], []
                 continue
             tool = self.environment.tools[call.name]
             if is_lookup(tool):
@@ -238,16 +252,31 @@ class Teacher:
             yield from self._call(call)
         made += yield from self._carry_out(waiting)
         extra = yield from self._find_extra(work.say)
-        texts = words.list_reports(
-            [*self._list_acts(made, past=True)], self._list_things(made), work.wish.done, self.random
+        spoken = f"{self.environment.policy} {' '.join(work.wish.says)}".lower()
+        is_theirs = not made and any(call.side == "user" for call in work.calls)
+        texts = (
+            words.list_solved(work.wish.done, spoken, self.random)
+            if is_theirs
+            else self._list_reports(made, work)
         )
         yield from self._close((f"{extra} {text}".strip() for text in texts), "as a report")
+
+    def _list_reports(self, made: Sequence[Call], work: Work) -> Iterable[str]:
+        acts, things = self._list_acts(made, past=True), self._list_things(made)
+        return words.list_reports(acts, things, work.wish.done, self.random)
 
     def _carry_out(self, calls: Sequence[Call]) -> Steps[list[Call]]:
         """Ask for the final yes, then make the calls."""
         if not calls:
             return []
-        texts = words.list_proposals(self._list_acts(calls), self.random)
+        acts = self._list_acts(calls)
+        for _ in range(MOST_LOOK_UPS):
+            plain = f"Shall I {acts[0]}?"
+            look_up = self.rulebook.find_look_up(calls, plain, self.planner.search)
+            if look_up is None:
+                break
+            yield from self._call(look_up)
+        texts = words.list_proposals(acts, self.random)
         heard = yield from self._say(texts, self.listener.is_proposal, "as asking for the final yes")
         if _NO.search(heard):
             raise ModelError("the user did not agree to what the task expects", blame="user")
@@ -256,10 +285,17 @@ class Teacher:
                 raise ModelError(f"a gold call was refused: {call.name}", blame="tool")
         return list(calls)
 
-    def _request(self, call: Call) -> Steps[None]:
+    def _request(self, call: Call, work: Work, made: Sequence[Call]) -> Steps[None]:
+        """Report what was changed, then ask the user to use a tool of theirs."""
         tool = self.environment.user_tools[call.name]
-        shown = [(name, show_value(self.planner, value, False)) for name, value in call.arguments.items()]
-        yield from self._say(words.list_requests(tool, shown, self.random), _anything, "as a request")
+        reports = [*islice(self._list_reports(made, work), MOST_REPORTS)] if made else [""]
+        asked = words.list_requests(tool, call.arguments, self.random)
+        is_followed = "agenda" in self.task.meta
+        yield from self._say(
+            (f"{report} {text}".strip() for text in asked for report in reports),
+            lambda text: not is_followed or self.listener.is_request(text, call),
+            f"as a request to use {call.name}",
+        )
         self.planner.apply_user_call(call)
 
     def _propose_only(self, work: Work) -> Steps[None]:

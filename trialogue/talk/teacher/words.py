@@ -11,7 +11,7 @@ tried if not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from random import Random
@@ -80,6 +80,12 @@ _ASK_USER = (
     "Now please {act}.",
     "I need you to {act}, please.",
 )
+_SOLVED = (
+    "Thank you, the {x} is now in order.",
+    "Good, then the {x} is now all right.",
+    "With that the {x} is now as it should be.",
+    "That was all that was missing: the {x} is now fine.",
+)
 _IRREGULAR = """
 send-sent put-put make-made give-given take-taken hold-held pay-paid set-set write-written buy-bought let-let
 withdraw-withdrawn sell-sold lend-lent cut-cut bring-brought get-got leave-left reset-reset undo-undone
@@ -90,15 +96,19 @@ split-split freeze-frozen unfreeze-unfrozen find-found
 _VERBS: dict[str, str] = {
     verb: participle for verb, _, participle in (pair.partition("-") for pair in _IRREGULAR.split())
 }
+_PARTICLES = {"on", "off", "up", "out", "down", "back"}
 _PREPOSITIONS = {"to", "for", "from", "with", "in", "on", "by", "of", "at"}
 
 
 def to_participle(verb: str) -> str:
     """The past participle of an English verb.
 
-    >>> [to_participle(verb) for verb in ("cancel", "move", "apply", "reserve", "send")]
-    ['cancelled', 'moved', 'applied', 'reserved', 'sent']
+    >>> [to_participle(verb) for verb in ("cancel", "move", "apply", "send", "switch on")]
+    ['cancelled', 'moved', 'applied', 'sent', 'switched on']
     """
+    verb, _, particle = verb.partition(" ")
+    if particle:
+        return f"{to_participle(verb)} {particle}"
     if verb in _VERBS:
         return _VERBS[verb]
     if verb.endswith("e"):
@@ -218,9 +228,10 @@ def list_questions(
 
 
 def describe_tool(tool: Tool) -> tuple[str, str]:
-    """The verb of a tool and its object, such as `cancel` and `order`."""
+    """The verb of a tool and its object, such as `cancel` and `order`, or `switch on` and `roaming`."""
     words = tool.name.replace("_", " ").lower().split()
-    return words[0], " ".join(words[1:])
+    length = 2 if len(words) > 2 and words[1] in _PARTICLES else 1
+    return " ".join(words[:length]), " ".join(words[length:])
 
 
 class Shown(NamedTuple):
@@ -343,16 +354,42 @@ def list_refusals(act: str, random: Random) -> Iterator[str]:
         yield frame.format(act="do that")
 
 
-def list_requests(tool: Tool, shown: Sequence[tuple[str, str]], random: Random) -> Iterator[str]:
+def list_requests(tool: Tool, arguments: Mapping[str, Any], random: Random) -> Iterator[str]:
     """Ways to ask the user to use a tool of theirs."""
+    verb, thing = describe_tool(tool)
     first = re.split(r"(?<=[.!])\s", tool.description.strip())[0].rstrip(".!")
-    told = ", ".join(f"{to_phrase(name)}: {value}" for name, value in shown)
-    acts = [first[:1].lower() + first[1:], to_phrase(tool.name)]
+    plain = first[:1].lower() + first[1:]
+    named = f"{verb} your {thing}" if thing else plain
+    values = list(arguments.values())
+    if len(values) == 1 and isinstance(values[0], bool):
+        to = "on" if values[0] else "off"
+        acts = [f"switch {thing} {to}", f"turn {to} {thing}", f"turn {thing} {to}"]
+    elif values:
+        told = " and ".join(
+            f'"{value}"' if isinstance(value, str) else f"{to_phrase(name)} {value}"
+            for name, value in arguments.items()
+        )
+        acts = [f"{named} to {told}", f"{named} with {told}", f"{plain}: {told}"]
+    else:
+        acts = [plain, named]
     frames = list(_ASK_USER)
-    random.shuffle(frames)
+    random.shuffle(acts)
     for act in acts:
+        random.shuffle(frames)
         for frame in frames:
-            yield frame.format(act=f"{act} ({told})" if told else act)
+            yield frame.format(act=act)
+
+
+def list_solved(done: str, spoken: str, random: Random) -> Iterator[str]:
+    """Ways to say that what the user has done settles the wish; `done` is what the user listens for, of which
+    whole words in what was `spoken` are taken."""
+    named = [text for text in sample(done) if re.search(rf"\b{re.escape(text)}\b", spoken)]
+    frames = list(_SOLVED)
+    for word in [*named, "problem"]:
+        random.shuffle(frames)
+        for frame in frames:
+            yield frame.format(x=word)
+    yield "It is done."
 
 
 def draw_else(random: Random) -> str:
