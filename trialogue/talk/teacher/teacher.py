@@ -365,8 +365,9 @@ class Teacher:
         others = sum(other.kind == "refuse" and other is not work for other in self.works.values())
         if not others:
             yield from self._look_into(work.wish, reasons)
-        # Where no tool does what is wished, there is nothing to look up: the policy alone says so.
-        is_looked_into = call is None or self.planner.is_seen(self.planner.find_named(work.wish))
+        # What gold calls have shown is enough. Where no tool does what is wished, the policy says so.
+        named = self.planner.find_named(work.wish)
+        is_looked_into = call is None or bool(work.calls) or self.planner.is_seen(named)
         found = find_reasons(self.planner, reasons, is_looked_into, bool(others))
         if unknown := [] if others else [say for say, text in found if not text]:
             raise Unknowable(
