@@ -16,8 +16,8 @@ from time import perf_counter
 from urllib.request import urlopen
 
 from trialogue.config import EvalConfig, RunSettings
-from trialogue.index import to_entry
 from trialogue.messages import Message, ToolCall
+from trialogue.records import to_entry
 from trialogue.run import Run
 from trialogue.task import Task
 from trialogue.trajectory import Reward, Tokens, Trajectory, Turn

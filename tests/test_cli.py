@@ -16,7 +16,7 @@ from command import run_verb
 from endpoint import Endpoint, completion
 
 from trialogue.errors import ConfigError
-from trialogue.lines import unstamp
+from trialogue.records import unstamp
 from trialogue.world.scaffold import write_domain
 
 SLOW = '''

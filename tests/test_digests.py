@@ -19,7 +19,7 @@ from small_run import make_run
 from trialogue.config import EvalConfig, RunSettings
 from trialogue.digests import inspect, list_now, write_stamped
 from trialogue.errors import RunError
-from trialogue.lines import append_records, check_line, find_next, read_lines, stamp, write_records
+from trialogue.records import append_records, check_line, find_next, read_lines, stamp, write_records
 from trialogue.run import Run, is_listed, read_about, read_trajectories
 from trialogue.view.api import Answers
 from trialogue.view.report import write_report

@@ -17,7 +17,7 @@ from trialogue.config import EvalConfig, Limits, RunSettings, Speaker, load_conf
 from trialogue.digests import list_now
 from trialogue.durable import append, write
 from trialogue.errors import ConfigError
-from trialogue.lines import write_records
+from trialogue.records import write_records
 from trialogue.run import Run, is_listed, read_config, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.secrets import redact

@@ -27,9 +27,9 @@ from trialogue.cli.main import main
 from trialogue.config import SftConfig, load_config
 from trialogue.corpus.verify import verify
 from trialogue.hosts.conversations import to_figures
-from trialogue.index import to_entry
 from trialogue.learn.measure import measure
 from trialogue.learn.sft import choose_good
+from trialogue.records import to_entry
 from trialogue.run import find_files, read_trajectories
 from trialogue.score.check import check
 from trialogue.score.compare import agree

@@ -40,7 +40,7 @@ from trialogue.config import (
 from trialogue.corpus.draft import write_folder
 from trialogue.digests import list_now
 from trialogue.errors import ConfigError
-from trialogue.lines import read_lines, write_records
+from trialogue.records import read_lines, write_records
 from trialogue.run import Kind, Run, read_config
 from trialogue.score.evaluate import evaluate
 from trialogue.score.resume import find_claims

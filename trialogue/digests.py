@@ -1,6 +1,6 @@
 """Digests: how the records of a run show that they are as they were written.
 
-- A line of a JSONL file ends with its digest (see `lines`), which holds its number: a changed, missing,
+- A line of a JSONL file ends with its digest (see `records`), which holds its number: a changed, missing,
   repeated or displaced line is found and named.
 - `run.json` and `digests.json` end with a digest of their own text.
 - `digests.json` lists the other files: how far a JSONL file reached at least, size and SHA-256 of the rest. A
@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from trialogue.durable import hash_file, is_json, lock_folder, write
 from trialogue.errors import RunError
-from trialogue.lines import check_line, to_digest
+from trialogue.records import check_line, to_digest
 from trialogue.secrets import redact
 
 DIGESTS = "digests.json"

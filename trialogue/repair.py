@@ -9,7 +9,7 @@ from pathlib import Path
 from trialogue.digests import REPORTS, Injury, has_digests, inspect, list_now, write_stamped
 from trialogue.durable import lock_folder
 from trialogue.errors import RunError
-from trialogue.lines import check_line, unstamp, write_records
+from trialogue.records import check_line, unstamp, write_records
 from trialogue.run import LEARNING, read_about
 
 ASIDE = "injured"

@@ -49,9 +49,8 @@ from trialogue.digests import (
 )
 from trialogue.durable import MANIFEST, lock_folder, mend, saving, sync, take_name, write_json
 from trialogue.errors import ConfigError, RunError, suggest
-from trialogue.index import is_listed, remake_index, to_index
-from trialogue.lines import append_records, read_lines, write_records
 from trialogue.reading import reading
+from trialogue.records import append_records, is_listed, read_lines, remake_index, to_index, write_records
 from trialogue.seams import split_reference
 from trialogue.trajectory import Trajectory, Usage
 

@@ -22,7 +22,7 @@ from trialogue.corpus.synthesize import synthesize
 from trialogue.digests import REPORTS
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
-from trialogue.lines import append_records
+from trialogue.records import append_records
 from trialogue.view.report import write_report
 
 COUNT = 60

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from trialogue.config import EvalConfig, Section, SynthesizeConfig, load_config
-from trialogue.lines import unstamp
+from trialogue.records import unstamp
 from trialogue.run import is_listed, read_about, read_lines, read_trajectories
 
 KILLS = int(os.environ.get("TRIALOGUE_KILLS", "2"))

@@ -26,7 +26,7 @@ from trialogue.learn.advantages import build_rows, dr_grpo, has_signal
 from trialogue.learn.collect import Collector, choose_tasks
 from trialogue.learn.sft import sft
 from trialogue.learn.train import to_optim, train
-from trialogue.lines import append_records
+from trialogue.records import append_records
 from trialogue.run import Run, list_checkpoints, read_about, read_config, read_lines, read_trajectories
 from trialogue.score.parties import Parties
 from trialogue.score.reward import grade

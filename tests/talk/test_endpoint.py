@@ -17,7 +17,7 @@ from faulty_users import FAULTS, run_users
 from trialogue import RolloutSettings, Task, Trajectory, find_domain, rollout
 from trialogue.config import Budget, EvalConfig, Speaker
 from trialogue.errors import BudgetError, ConfigError
-from trialogue.lines import unstamp
+from trialogue.records import unstamp
 from trialogue.run import read_about, read_lines, read_trajectories
 from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import grade

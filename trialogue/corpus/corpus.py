@@ -21,8 +21,8 @@ from typing import Any, cast
 from trialogue.config import Synthesis
 from trialogue.durable import saving, sync
 from trialogue.errors import ConfigError
-from trialogue.lines import write_records
 from trialogue.messages import Message
+from trialogue.records import write_records
 from trialogue.score.contamination import find_writes
 from trialogue.secrets import redact_data
 from trialogue.talk.conversation import Party

@@ -16,10 +16,10 @@ from typing import Any, cast
 from trialogue.config import EvalConfig, SftConfig, SynthesizeConfig, TrainConfig
 from trialogue.corpus import synthesize
 from trialogue.errors import RunError
-from trialogue.index import remake_index
 from trialogue.learn.checks import to_finite
 from trialogue.learn.measure import count_families, measure
 from trialogue.reading import reading
+from trialogue.records import remake_index
 from trialogue.run import find_files, read_about, read_config, read_lines, read_seconds, read_trajectories
 from trialogue.score import evaluate
 from trialogue.score.metrics import find_prices, summarize

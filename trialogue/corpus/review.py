@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 from trialogue.corpus.verify import Flaw
 from trialogue.durable import mend
 from trialogue.errors import GradeError, ModelError, RunError
-from trialogue.lines import append_records, read_lines, write_records
 from trialogue.messages import Frozen, Message
 from trialogue.reading import find_object, from_json, read_table
+from trialogue.records import append_records, read_lines, write_records
 from trialogue.talk.model import Model, ModelSource
 from trialogue.trajectory import Trajectory, Turn
 from trialogue.world.domain import Domain

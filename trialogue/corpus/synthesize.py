@@ -29,7 +29,7 @@ from trialogue.corpus.verify import verify
 from trialogue.digests import refuse_injured
 from trialogue.durable import write_json
 from trialogue.errors import BudgetError, ConfigError, RunError
-from trialogue.lines import write_records
+from trialogue.records import write_records
 from trialogue.run import (
     Run,
     State,

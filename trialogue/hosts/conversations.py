@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trialogue.config import LossSettings, TrainConfig
 from trialogue.errors import ConfigError
-from trialogue.lines import append_records
+from trialogue.records import append_records
 from trialogue.score.metrics import called
 from trialogue.score.parties import Parties, open_parties
 from trialogue.talk.model import ModelSource

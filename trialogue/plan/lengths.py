@@ -101,7 +101,7 @@ def is_endpoint(model: str) -> bool:
 
 def read_recorded(run: Path) -> tuple[tuple[tuple[Part, ...], ...], int]:
     """The conversations of a run, part by part with their seconds, and the tokens that they begin with."""
-    from trialogue.lines import read_lines
+    from trialogue.records import read_lines
     from trialogue.run import read_prompts, read_trajectories, refuse_missing
 
     refuse_missing(run)

@@ -15,8 +15,8 @@ from typing import Any
 
 from trialogue.config import Speaker
 from trialogue.errors import ConfigError, ModelError
-from trialogue.lines import append_records, check_line
 from trialogue.messages import ToolCall
+from trialogue.records import append_records, check_line
 from trialogue.talk.model import Model, ModelSource, close_source
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Tokens, Turn, Usage

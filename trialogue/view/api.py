@@ -25,8 +25,7 @@ from trialogue.config import (
     to_config,
 )
 from trialogue.errors import ConfigError, RunError
-from trialogue.index import Entry
-from trialogue.lines import unstamp
+from trialogue.records import Entry, unstamp
 from trialogue.trajectory import SUCCESS, tell_near_calls
 from trialogue.view.run_reader import RunRecords, find_runs, to_place
 from trialogue.view.tokens import to_shown_tokens

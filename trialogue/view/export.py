@@ -15,7 +15,7 @@ from urllib.parse import quote
 from trialogue.digests import refuse_injured
 from trialogue.durable import write
 from trialogue.errors import RunError
-from trialogue.index import Entry
+from trialogue.records import Entry
 from trialogue.view.api import Answers, to_row
 from trialogue.view.run_reader import RunRecords
 from trialogue.view.server import read_page

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trialogue.foreign import show_code, show_markdown
-from trialogue.index import Entry
+from trialogue.records import Entry
 from trialogue.trajectory import differs
 from trialogue.view.api import find_changed, find_outcome, thin
 from trialogue.view.curves import Curve, draw_curves

@@ -10,7 +10,7 @@ from typing import Any
 
 from trialogue.errors import RunError
 from trialogue.foreign import show_cell, show_code, show_markdown
-from trialogue.index import Entry
+from trialogue.records import Entry
 from trialogue.view.run_reader import RunRecords
 
 _LISTED = 5

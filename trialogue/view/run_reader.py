@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 
 from trialogue.digests import DIGESTS, inspect, list_files
-from trialogue.index import Entry, to_entry
-from trialogue.lines import unstamp
+from trialogue.records import Entry, to_entry, unstamp
 from trialogue.trajectory import Trajectory
 
 RUN = "run.json"
