@@ -177,9 +177,10 @@ class Budget(Section):
 class AuditSettings(Section):
     """Whether the simulated user kept to its role."""
 
-    policy: Literal["keep", "exclude", "report"] = "report"
+    policy: Literal["keep", "exclude", "report"] | None = None
     """keep: no audit. report: findings are recorded and counted, and nothing else changes. exclude: a
-    conversation with findings is left out of figures and baselines and repeated, up to rollout.redraws."""
+    conversation with findings is left out of figures and baselines and repeated, up to rollout.redraws.
+    Default: exclude in training with a language model as user, else report."""
     judge: Speaker = Speaker()
     """A model that reads each conversation in addition to the rules. Default: none."""
 

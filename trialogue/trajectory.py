@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +12,7 @@ from trialogue.errors import Blame
 from trialogue.messages import Frozen, Message, ToolCall
 from trialogue.task import Side, Task
 
-End = Literal["user_stop", "agent_stop", "max_turns", "too_long", "error"]
+End = Literal["user_stop", "agent_stop", "max_turns", "too_long", "stuck", "error"]
 Finish = Literal["stop", "length"]
 
 
@@ -71,6 +71,8 @@ class Reply:
     finish: Finish = "stop"
     usage: Usage | None = None
     model: str | None = None
+    has_patience: bool = False
+    """Said by a user that leaves by itself when a conversation goes nowhere: a rule-based one, a person."""
 
 
 class Turn(Frozen):
@@ -87,6 +89,8 @@ class Turn(Frozen):
     usage: Usage | None = None
     model: str | None = None
     """Which model spoke, where it is not the same for the whole run."""
+    has_patience: bool = Field(default=False, exclude=True)
+    """Said by a user that leaves by itself when a conversation goes nowhere."""
     seconds: float = Field(default=0.0, exclude=True)
     """Kept out of the trajectory file, so that equal seeds give equal bytes."""
 
@@ -170,10 +174,12 @@ class Trajectory(Frozen):
     turns: tuple[Turn, ...]
     end: End
     reward: Reward | None = None
-    """None where the conversation failed (`end` is `error`): it never counts as 0 or 1."""
+    """None where the conversation failed (`end` is `error`, or `stuck` by the user's fault): it never counts
+    as 0 or 1."""
     error: str | None = None
     blame: Blame | None = None
-    """Who spoilt it: on a failed conversation, and `user` where the audit of the user found something."""
+    """Who spoilt it: on a conversation that failed or got stuck, and `user` where the audit of the user found
+    something."""
     findings: tuple[Finding, ...] = ()
     """What the audit of the user found."""
     excluded: bool = False
@@ -188,6 +194,11 @@ class Trajectory(Frozen):
         return self.reward.value
 
     @property
+    def is_failed(self) -> bool:
+        """Whether it has no reward, by its end: something broke, or it got stuck by the user's fault."""
+        return self.end == "error" or (self.end == "stuck" and self.blame == "user")
+
+    @property
     def is_success(self) -> bool:
         """Whether it was graded and counts as solved."""
         return self.reward is not None and self.reward.is_success
@@ -200,6 +211,21 @@ def count_near_calls(trajectories: Iterable[Trajectory]) -> int:
     """Replies that look like tool calls but were not read as calls (`meta.near_calls`)."""
     found = (item.meta.get("near_calls") for item in trajectories)
     return sum(number for number in found if isinstance(number, int))
+
+
+def count_stuck(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Conversations that got stuck, by the side to blame."""
+    blamed = [item.blame or "agent" for item in trajectories if item.end == "stuck"]
+    return {side: blamed.count(side) for side in ("agent", "user") if side in blamed}
+
+
+def tell_stuck(stuck: Mapping[str, int]) -> str:
+    """What to say about them."""
+    agent, user = stuck.get("agent", 0), stuck.get("user", 0)
+    return (
+        f"stuck: {agent + user} conversations went nowhere and were ended: {agent} because of the agent "
+        f"(reward 0), {user} because of the user (no reward, drawn again)"
+    )
 
 
 def tell_near_calls(number: int) -> str:

@@ -206,7 +206,7 @@ def _sort(items: Iterator[Trajectory] | list[Trajectory]) -> tuple[list[Trajecto
     """Graded, failed and excluded conversations."""
     parts: tuple[list[Trajectory], ...] = ([], [], [])
     for item in items:
-        parts[1 if item.end == "error" else 2 if item.excluded else 0].append(item)
+        parts[1 if item.is_failed else 2 if item.excluded else 0].append(item)
     return parts
 
 

@@ -219,7 +219,7 @@ class Workshop:
     def take(self, item: Trajectory) -> None:
         """Add a conversation and verify it."""
         self.held.append(item)
-        if item.end == "error":
+        if item.is_failed:
             self.failures[item.task.id, item.trial] += 1
         else:
             self.done.add((item.task.id, item.trial))
@@ -228,7 +228,7 @@ class Workshop:
         self.verified += verdict.accepted
 
     def _verify(self, item: Trajectory) -> Verdict:
-        if item.end == "error":
+        if item.is_failed:
             return Verdict(
                 id=item.id, stage="program", accepted=False, reasons=("failed",), note=item.error or ""
             )

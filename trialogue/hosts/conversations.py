@@ -76,7 +76,7 @@ def refuse_rows(loss: LossSettings, renderer: str) -> None:
 
 def is_left_out(trajectory: Trajectory) -> bool:
     """Whether nothing is learned from a conversation: it failed, or the audit excluded it."""
-    return trajectory.end == "error" or trajectory.excluded
+    return trajectory.is_failed or trajectory.excluded
 
 
 def to_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -86,7 +86,7 @@ def to_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = trajectory.turns
     return {
         "success": float(not is_left_out(trajectory) and trajectory.is_success),
-        "failed": float(sum(item.end == "error" for item in trajectories)),
+        "failed": float(sum(item.is_failed for item in trajectories)),
         "excluded": float(sum(item.excluded for item in trajectories)),
         "turns": float(len(turns)),
         "user_turns": float(sum(turn.side == "user" and turn.message.role == "user" for turn in turns)),
@@ -97,4 +97,5 @@ def to_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         ),
         "cut_off": float(trajectory.end == "too_long"),
         "out_of_turns": float(trajectory.end == "max_turns"),
+        "stuck": float(sum(item.end == "stuck" for item in trajectories)),
     }

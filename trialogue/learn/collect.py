@@ -100,7 +100,7 @@ class RolloutBatch:
         return self.job is not None and self.job.done()
 
     def add_trajectory(self, trajectory: Trajectory) -> None:
-        if trajectory.end != "error":
+        if not trajectory.is_failed:
             self.over.add((trajectory.task.id, trajectory.trial))
             self.changed.set()
 

@@ -13,7 +13,7 @@ from trialogue.learn.advantages import has_signal
 from trialogue.score.compliance import to_compliance_figures
 from trialogue.score.metrics import PriceOf, SummaryInputs, called, spend
 from trialogue.task import Task
-from trialogue.trajectory import Group, Trajectory, count_near_calls
+from trialogue.trajectory import Group, Trajectory, count_near_calls, count_stuck
 
 
 def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
     }
     if near := count_near_calls([*held, *failed, *spoilt]):
         metrics["near_calls"] = near
+    if stuck := count_stuck([*held, *failed, *spoilt]):
+        metrics["stuck"] = stuck
     if price is not None:
         metrics["cost"] = spend("user", [*held, *failed, *spoilt], SummaryInputs(price=price))["cost"]
     if not held:

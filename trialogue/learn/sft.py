@@ -245,7 +245,7 @@ async def collect(
 
 def choose_good(found: Sequence[Trajectory], config: SftConfig) -> list[Trajectory]:
     """The conversations that are worth imitating."""
-    good = [item for item in found if item.end != "error" and not item.excluded]
+    good = [item for item in found if not item.is_failed and not item.excluded]
     if config.sft.only_successes:
         good = [item for item in good if item.reward is None or item.is_success]
     if not good:

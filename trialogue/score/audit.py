@@ -27,7 +27,16 @@ from trialogue.talk.agenda import (
 from trialogue.talk.users import user_prompt
 from trialogue.trajectory import Fault, Finding, Trajectory
 from trialogue.world.domain import Domain
-from trialogue.world.speech import ASKS, ELSE, OPEN, PROPOSES, REFUSES
+from trialogue.world.speech import (
+    ASKS,
+    ELSE,
+    OPEN,
+    PROPOSES,
+    REFUSES,
+    ROLE,
+    TAKES_A_STAND,
+    UNKNOWN,
+)
 from trialogue.world.speech import split_sentences as sentences_of
 
 
@@ -272,6 +281,10 @@ def find_dump(case: Case) -> Iterator[Finding]:
         yield Finding(kind="dump", turn=first.turn, evidence=f"tells unasked in the first message: {told}")
 
 
+CAPPED = ("max_turns", "stuck")
+"""Ends of a conversation that neither side ended."""
+
+
 def find_wrong_end(case: Case) -> Iterator[Finding]:
     """The user stops before its wishes are settled, or continues after that."""
     if len(case.said) < 2 and not any(said.stops for said in case.said):
@@ -288,20 +301,24 @@ def find_wrong_end(case: Case) -> Iterator[Finding]:
             )
     if case.agenda is not None and case.settled is not None and not case.gave_up:
         after = case.said[case.settled :]
-        if len(after) > 2 or (len(after) == 2 and not last.stops and case.trajectory.end == "max_turns"):
+        if len(after) > 2 or (len(after) == 2 and not last.stops and case.trajectory.end in CAPPED):
             said = after[-1]
             evidence = f"everything was settled {len(after)} messages ago, yet: {_short(said.text)}"
             yield Finding(kind="never_stops", turn=said.turn, evidence=evidence)
 
 
 def _find_plain_end(case: Case, last: Said) -> Iterator[Finding]:
-    """Without an agenda, find clear cases: a stop instead of an answer, two farewells without a stop."""
+    """Without an agenda, find clear cases: a stop in the first message or instead of an answer, two farewells
+    without a stop."""
+    if last.stops and len(case.said) == 1 and case.task.expected.calls and not _is_reached(case):
+        yield Finding(kind="early_stop", turn=last.turn, evidence="stops in its first message")
+        return
     asks = [line for line in sentences_of(last.heard) if ASKS.search(line) and not ELSE.search(line)]
     if last.stops and asks and case.task.expected.calls and not _is_reached(case):
         evidence = f"stops in place of an answer to: {_short(asks[-1])}"
         yield Finding(kind="early_stop", turn=last.turn, evidence=evidence)
     farewells = [said for said in case.said if not said.stops and _FAREWELL.search(said.text)]
-    if case.trajectory.end == "max_turns" and len(farewells) >= 2:
+    if case.trajectory.end in CAPPED and len(farewells) >= 2:
         said = farewells[-1]
         yield Finding(
             kind="never_stops", turn=said.turn, evidence=f"takes leave and goes on: {_short(said.text)}"
@@ -321,28 +338,6 @@ def _is_reached(case: Case) -> bool:
     single = case.agenda is None or len(case.agenda.wishes) == 1
     done = single and bool(case.task.expected.calls) and reward.parts.get("database") == 1.0
     return reward.is_success or done
-
-
-_DEED = r"cancel|refund|update|change|process|return|exchange|transfer|replace|book|modif|send"
-_DEEDS = r"cancell?ed|refunded|updated|changed|processed|returned|exchanged|transferred|replaced|booked|sent"
-_THINGS = r"order|account|refund|request|payment|address|return|exchange|reservation|ticket|booking|item"
-ROLE = _rule(
-    r"\bhow (?:can|may|could) i (?:help|assist)\b",
-    r"\bi(?:'m| am|'d be| would be) (?:happy|glad|here|pleased) to (?:help|assist) (?:you|with)",
-    r"\banything else i can (?:help|assist|do)\b",
-    r"\bas an? (?:ai|assistant|language model)\b|\b(?:language model|virtual assistant|ai assistant)\b",
-    rf"\bi(?:'ve| have)(?: just| now| already| successfully)* (?:{_DEEDS}) (?:your|the)\b",
-    rf"\byour (?:\w+ ){{0,4}}?(?:{_THINGS})\b.*\b(?:has|have) (?:now |already |successfully )*been\b",
-    r"\b(?:could|can|may) i (?:please |just )?(?:have|get|see) your\b",
-    r"\b(?:could|can|would) you (?:please )?(?:provide|share|confirm|verify|give me) your\b",
-    r"\bplease (?:provide|share|confirm|verify|enter|give me) your\b",
-    rf"\b(?:shall|should) i (?:go ahead|proceed|{_DEED})",
-    r"\bthank you for (?:contacting|calling|reaching out|choosing|your patience)\b",
-    r"\blet me (?:check|look up|pull up|find) (?:that|your|the)\b.*\bfor you\b",
-    r"\bi(?:'ll| will) (?:now )?(?:transfer|connect) you\b",
-    r"^\W*(?:assistant|agent|representative|support|customer service)\s*:",
-    r"</?tool_call>|\{\s*\"(?:name|tool|function)\"\s*:",
-)
 
 
 def find_role_breaks(case: Case) -> Iterator[Finding]:
@@ -386,17 +381,6 @@ def find_quotes(case: Case) -> Iterator[Finding]:
             yield Finding(
                 kind="quote", turn=said.turn, evidence=f"speaks of its instructions: {_short(said.text)}"
             )
-
-
-UNKNOWN = _rule(
-    r"\b(?:don't|do not|can't|cannot|didn't) (?:know|remember|recall|have|find)\b",
-    r"\bno idea\b|\bforgot|\bnot sure\b|\bremember\b|\bunknown\b|\bno clue\b|\bslipped my mind\b",
-)
-TAKES_A_STAND = _rule(
-    r"\b(?:yes|yeah|yep|yup|sure|ok|okay|no|nope|not|go ahead|please do|do it|do that|do so|correct|right)\b",
-    r"\b(?:exactly|wait|actually|instead|hold on|stop|changed my mind|rather|absolutely|of course)\b",
-    r"\b(?:certainly|confirm\w*|agree\w*|fine|perfect|good|great|please|thanks?|proceed|n't)\b",
-)
 
 
 def find_ignored_questions(case: Case) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ async def compare_users(
         settings = {"user": speaker, "run": config.run.model_copy(update={"name": name})}
         result = await evaluate(config.model_copy(update=settings), progress=progress)
         path = Path(result["run"])
-        held[user] = [item for item in read_trajectories(path) if item.end != "error"]
+        held[user] = [item for item in read_trajectories(path) if not item.is_failed]
         domain = find_domain(config.domain, config.data)
         rows[user] = {**measure_user(domain, held[user]), "failed": result["failed"], "run": str(path)}
         rows[user]["cost"] = result["cost"]

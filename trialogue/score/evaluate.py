@@ -110,7 +110,7 @@ async def evaluate(
     excluded: list[Trajectory] = []
 
     def sort(item: Trajectory) -> None:
-        (failed if item.end == "error" else excluded if item.excluded else held).append(item)
+        (failed if item.is_failed else excluded if item.excluded else held).append(item)
 
     def keep(item: Trajectory) -> None:
         run.add_trajectories(kind, [item])

@@ -14,7 +14,14 @@ from trialogue.config import Price, Speaker
 from trialogue.score.compliance import to_compliance_figures
 from trialogue.talk.budget import find_price, to_cost
 from trialogue.task import Side
-from trialogue.trajectory import Trajectory, Usage, count_near_calls, find_no_success
+from trialogue.trajectory import (
+    Reward,
+    Trajectory,
+    Usage,
+    count_near_calls,
+    count_stuck,
+    find_no_success,
+)
 
 SIDES: tuple[Side, Side] = ("agent", "user")
 
@@ -118,7 +125,9 @@ def summarize(
         summary["near_calls"] = near
     if found := find_no_success(trajectories):
         summary["no_success"] = list(found)
-    summary["audit"] = audit_figures(trajectories, excluded, seed)
+    if stuck := count_stuck([*trajectories, *failed, *excluded]):
+        summary["stuck"] = stuck
+    summary["audit"] = audit_figures(trajectories, excluded, seed, failed)
     summary["families"] = _split(trajectories, failed, lambda item: item.task.family, inputs)
     rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]
     summary["family_mean"] = fmean(rates) if len(rates) > 1 else None
@@ -131,12 +140,19 @@ def summarize(
 
 
 def audit_figures(
-    trajectories: Sequence[Trajectory], excluded: Sequence[Trajectory] = (), seed: int = 0
+    trajectories: Sequence[Trajectory],
+    excluded: Sequence[Trajectory] = (),
+    seed: int = 0,
+    failed: Sequence[Trajectory] = (),
 ) -> dict[str, Any]:
-    """What the audit of the user found, and the agent's success with and without it: `all` takes the first
-    graded conversation of each trial, as if nothing had been left out; `clean` those without findings."""
+    """What the audit of the user found, and the agent's success with and without the user's faults: `all`
+    takes the first conversation of each trial, as if nothing had been left out, and counts one that got stuck
+    as lost; `clean` takes those without findings."""
     first: dict[tuple[str, int], Trajectory] = {}
-    for item in [*excluded, *trajectories]:
+    lost_by_user = [
+        item.model_copy(update={"reward": Reward(value=0.0)}) for item in failed if item.end == "stuck"
+    ]
+    for item in [*lost_by_user, *excluded, *trajectories]:
         known = first.get((item.task.id, item.trial))
         if known is None or _draw(item) < _draw(known):
             first[item.task.id, item.trial] = item

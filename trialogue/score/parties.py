@@ -13,7 +13,7 @@ from trialogue.talk.budget import Account
 from trialogue.talk.find import add_tool_model, find_model
 from trialogue.talk.model import ModelSource, close_source
 from trialogue.talk.near_calls import to_lenient
-from trialogue.talk.replay import Recorder, is_asked
+from trialogue.talk.replay import Recorder, is_asked, is_language_model
 from trialogue.talk.rollout import Audit, RolloutSettings
 from trialogue.talk.users import set_user_prompt
 from trialogue.world.domain import Domain
@@ -66,7 +66,7 @@ def open_parties(config: PlayConfig, *, is_played: bool = True) -> tuple[Domain,
         domain = to_lenient(domain)
     if is_played:
         domain = add_tool_model(domain, config.simulator, config.limits, config.seed, account)
-    wanted = AuditSettings(policy="keep") if isinstance(config, SynthesizeConfig) else config.audit
+    wanted = settle_audit(config)
 
     def find(speaker: Speaker, role: str) -> ModelSource:
         return find_model(speaker, "user", domain, config.limits, config.seed, account, role)
@@ -79,3 +79,13 @@ def open_parties(config: PlayConfig, *, is_played: bool = True) -> tuple[Domain,
     if domain.tool_model is not None:
         opened.append(domain.tool_model)
     return domain, Parties(user, account, audit, wanted.policy == "exclude", opened)
+
+
+def settle_audit(config: PlayConfig) -> AuditSettings:
+    """How the user is audited. By default a language model's faults do not reach what is learned from."""
+    if isinstance(config, SynthesizeConfig):
+        return AuditSettings(policy="keep")
+    if config.audit.policy is not None:
+        return config.audit
+    learns = isinstance(config, TrainConfig) and is_language_model(config.user)
+    return config.audit.model_copy(update={"policy": "exclude" if learns else "report"})

@@ -35,7 +35,7 @@ class Rescored:
     def same(self) -> bool:
         """Whether the reward comes out as recorded, every tool answering as it did then."""
         recorded = self.trajectory.reward
-        if recorded is None and self.trajectory.end != "error":
+        if recorded is None and not self.trajectory.is_failed:
             return not self.mismatches  # recorded ungraded: there is nothing to compare with
         return recorded == self.reward and not self.mismatches
 

@@ -1,8 +1,8 @@
 """The reward of a conversation: the outcome in the database, what had to be said, what had to hold.
 
-By end: the two stops are graded; `max_turns` and `too_long` get 0 without grading, so that an untouched
-database is never paid for by running out of turns, save where a benchmark does so; a failed conversation
-gets no reward at all.
+By end: the two stops are graded; `max_turns`, `too_long` and `stuck` get 0 without grading, so that an
+untouched database is never paid for by running out of turns, save where a benchmark does so; a failed
+conversation, or one that got stuck by the user's fault, gets no reward at all.
 
 `reward.name` puts a reward of the caller's own in the place of the domain's.
 """
@@ -34,7 +34,7 @@ _SHOWN = 8
 
 def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | PendingReward | None:
     """Grade a finished conversation: how it ended, the reward of its domain, the rules of its policy."""
-    if trajectory.end == "error":
+    if trajectory.is_failed:
         return None
     found = grade_outcome(task, trajectory, environment)
     domain = environment.domain
@@ -49,8 +49,9 @@ def grade(task: Task, trajectory: Trajectory, environment: Environment) -> Rewar
 def grade_outcome(task: Task, trajectory: Trajectory, environment: Environment) -> Reward | PendingReward:
     """Grade what came of a conversation, however it came about."""
     is_capped = trajectory.end == "max_turns" and not environment.domain.rules.grade_at_cap
-    if is_capped or trajectory.end == "too_long":
-        return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded",))
+    if is_capped or trajectory.end in ("too_long", "stuck"):
+        why = f": {trajectory.error}" if trajectory.error else ""
+        return Reward(value=0.0, why=(f"ended by {trajectory.end}: not graded{why}",))
     usual = checked_outcome if task.expected.checks else outcome
     return call_reward(environment.domain.reward or usual, task, trajectory, environment)
 
@@ -263,7 +264,7 @@ def regrade(
     Returns the reward and every tool result that came out different from the record.
     """
     mismatches: list[str] = []
-    if trajectory.end == "error":
+    if trajectory.is_failed:
         return None, mismatches
     if environment.remote:
         raise GradeError(

@@ -41,7 +41,7 @@ def find_audit(
     """The audit a run asks for. The rule-based user keeps to its agenda by construction, so looking at it is
     left out unless conversations may be excluded."""
     rule_based = user.model == "agenda" and not user.mix
-    if settings.policy == "keep" or (settings.policy == "report" and rule_based and judge is None):
+    if settings.policy == "keep" or (settings.policy in (None, "report") and rule_based and judge is None):
         return None
     if judge is None:
         return lambda trajectory: audit(domain, trajectory)

@@ -196,13 +196,13 @@ class AgendaUser:
     def _react(self, news: Sequence[Turn]) -> Reply:
         """Words for what was said or what a tool has shown, or the calls that were asked for."""
         if not self._said:
-            return Reply(self._put("opening"))
+            return Reply(self._put("opening"), has_patience=True)
         shown = [turn for turn in news if turn.message.role == "tool"]
         if shown:
-            return Reply(self._tell_shown(shown))
+            return Reply(self._tell_shown(shown), has_patience=True)
         words = self.respond("\n".join(["", *(turn.message.content for turn in news)]))
         if not self.calls:
-            return Reply(words)
+            return Reply(words, has_patience=True)
         begin = len(self._said)
         made = [
             ToolCall(id=f"call_{begin}_{number}", name=name, arguments=arguments)

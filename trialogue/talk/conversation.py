@@ -18,6 +18,7 @@ from trialogue.errors import Blame
 from trialogue.messages import Message
 from trialogue.talk.model import Model, ask, to_clean
 from trialogue.talk.near_calls import is_near_call
+from trialogue.talk.stuck import Stuck, find_stuck
 from trialogue.task import Side, Task
 from trialogue.trajectory import End, Reply, Trajectory, Turn
 from trialogue.world.domain import Domain, Environment, ToolResult
@@ -102,6 +103,7 @@ class Transcript:
             finish=reply.finish,
             usage=reply.usage,
             model=reply.model,
+            has_patience=reply.has_patience,
             seconds=seconds,
         )
         self.turns.append(turn)
@@ -124,8 +126,9 @@ async def converse(
     transcript = transcript or Transcript()
     turns = transcript.turns
 
-    def close(end: End) -> Trajectory:
-        return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end)
+    def close(end: End, stuck: Stuck | None = None) -> Trajectory:
+        found = (stuck.blame, stuck.why) if stuck is not None else (None, None)
+        return Trajectory(id=task.id, task=task, turns=tuple(turns), end=end, blame=found[0], error=found[1])
 
     domain = environment.domain
     rules = domain.rules
@@ -178,6 +181,8 @@ async def converse(
             observations += speaker is user
             if rules.is_last(turns):
                 return close("user_stop" if speaker is user else "agent_stop")
+            if speaker is user and (stuck := find_stuck(turns)) is not None:
+                return close("stuck", stuck)
             speaker = agent if speaker is user else user
         if rules.is_spent(limits, observations, failures):
             return close("max_turns")
@@ -259,5 +264,7 @@ def explain_end(trajectory: Trajectory, domain: Domain, limits: Limits) -> str:
             return f"the agent's reply was cut off at {limits.reply_tokens} tokens (limits.reply_tokens)"
         case "too_long":
             return f"the conversation is longer than {limits.context_tokens} tokens (limits.context_tokens)"
+        case "stuck":
+            return trajectory.error or ""
         case _:
             return ""

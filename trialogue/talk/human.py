@@ -160,7 +160,7 @@ class HumanModel:
         if command in ("/quit", "/exit"):
             self._leave()
         if command == "/say" and rest.strip():
-            return Reply(rest.strip())
+            return Reply(rest.strip(), has_patience=True)
         if command == "/tools":
             self._list_tools(tools)
         elif command == "/brief":
@@ -177,7 +177,7 @@ class HumanModel:
             self._calls += 1
             return Reply(tool_calls=(call,))
         elif line:
-            return Reply(line)
+            return Reply(line, has_patience=True)
         return None
 
     def _print(self, mark: str, text: str, style: str) -> None:

@@ -17,6 +17,7 @@ from trialogue.config import Speaker
 from trialogue.errors import ConfigError, ModelError
 from trialogue.messages import ToolCall
 from trialogue.records import append_records, check_line
+from trialogue.seams import split_reference
 from trialogue.talk.model import Model, ModelSource, close_source
 from trialogue.task import Task
 from trialogue.trajectory import Reply, Tokens, Turn, Usage
@@ -39,6 +40,7 @@ def to_data(reply: Reply) -> dict[str, Any]:
     data["reasoning"], data["model"] = reply.reasoning, reply.model
     data["tokens"] = reply.tokens.model_dump() if reply.tokens else None
     data["usage"] = reply.usage.model_dump() if reply.usage else None
+    data["has_patience"] = reply.has_patience
     return {key: value for key, value in data.items() if value}
 
 
@@ -51,6 +53,7 @@ def from_data(data: dict[str, Any]) -> Reply:
         finish=data.get("finish", "stop"),
         usage=Usage(**data["usage"]) if data.get("usage") else None,
         model=data.get("model"),
+        has_patience=data.get("has_patience", False),
     )
 
 
@@ -62,6 +65,17 @@ def is_asked(speaker: Speaker) -> bool:
     return kind not in ("", "oracle", "teacher", "naive", "gold", "agenda", "scripted") and (
         kind != "replay" or speaker.otherwise is not None
     )
+
+
+def is_language_model(speaker: Speaker) -> bool:
+    """Whether a language model speaks, or its recording; in a mix, any of several."""
+    if speaker.mix:
+        return any(map(is_language_model, speaker.mix))
+    kind = speaker.model.partition(":")[0]
+    if kind in ("guided", "local", "openai", "replay"):
+        return True
+    is_own = split_reference(speaker.model) is not None or speaker.model.endswith(".py")
+    return is_asked(speaker) and kind != "human" and not is_own
 
 
 def read_recording(path: Path) -> dict[str, Reply | ModelError]:

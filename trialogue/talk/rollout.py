@@ -162,7 +162,7 @@ async def hold_groups(
 
     def count(trajectory: Trajectory) -> None:
         nonlocal won, failed
-        is_failed = trajectory.end == "error" or trajectory.excluded
+        is_failed = trajectory.is_failed or trajectory.excluded
         won += not is_failed and trajectory.is_success
         failed += is_failed
         seen.done += not is_failed
@@ -184,7 +184,7 @@ async def hold_groups(
             count(trajectory)
             error = errors[0] if errors else None
             failures.add(number, error, trajectory.blame, trajectory.error or "", domain.database)
-            if trajectory.end != "error" and not trajectory.excluded:
+            if not trajectory.is_failed and not trajectory.excluded:
                 return trajectory, spoilt
             spoilt.append(trajectory)
             if settings.deadline is not None and settings.deadline.passed:
@@ -306,6 +306,8 @@ async def attempt(
                     settings.audit(trajectory.model_copy(update={"reward": reward, "seed": own_seed}))
                 )
             end = trajectory.end
+            if trajectory.blame is not None:  # it got stuck
+                failure = trajectory.error or "", trajectory.blame
     except asyncio.CancelledError:
         if _is_being_cancelled():
             raise

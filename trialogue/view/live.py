@@ -70,6 +70,7 @@ class Steps:
         self.held_out_warnings: list[str] = []
         self.cost = 0.0
         self.failed = 0
+        self.user_faults = 0
         self.changed = 0  # steps that changed the weights
         self.talking: tuple[int, int] | None = None
         self.stopping = False
@@ -110,7 +111,9 @@ class Steps:
             self.stepped = now
             self.last = metrics
             self.changed += not metrics.get("skipped")
-            self.failed += metrics.get("failed", 0)
+            stuck = metrics.get("stuck", {}).get("user", 0)
+            self.failed += metrics.get("failed", 0) - stuck
+            self.user_faults += metrics.get("excluded", 0) + stuck
             self.cost += metrics.get("cost") or 0.0
             self.talking = None
             if "reward" in metrics:
@@ -148,6 +151,7 @@ class Steps:
                 words.append(f"success={metrics['success']:.3f}")
             if key == "pass^1" and "compliant" in metrics:
                 words.append(f"outcome={metrics['outcome']:.3f} compliant={metrics['compliant']:.3f}")
+        words += [f"user_faults={self.user_faults}"] * bool(self.user_faults)
         words += [f"errors={self.failed}"] * bool(self.failed) + [f"cost={self.cost:.4f}"] * bool(self.cost)
         assert self.tell is not None
         words.append(f"s={passed:.1f}")

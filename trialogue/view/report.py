@@ -24,7 +24,7 @@ from trialogue.view.learning import (
     to_origin_section,
     to_settings_section,
 )
-from trialogue.view.terminal import tell_failed
+from trialogue.view.terminal import tell_failed, tell_user_faults
 
 EMBEDDED = 40
 """Maximum number of conversations in the page beside the report."""
@@ -207,6 +207,7 @@ def _ends(result: dict[str, Any]) -> str:
         lines.append(f"- {tell_near_calls(result['near_calls'])}")
     if result.get("no_success"):
         lines.append(f"- {tell_no_success(*result['no_success'])}")
+    lines += [f"- {show_markdown(line)}" for line in tell_user_faults(result).splitlines()]
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 
@@ -248,7 +249,7 @@ def _losses(held: list[Trajectory]) -> str:
     for item in held:
         if item.reward is not None and not item.is_success:
             failed = [name for name, value in item.reward.parts.items() if value < 1]
-            usual = "not graded" if item.end in ("max_turns", "too_long") else "no success"
+            usual = "not graded" if item.end in ("max_turns", "too_long", "stuck") else "no success"
             reasons[f"{item.end}: {' and '.join(failed) or usual}"].append(item)
     if not reasons:
         return ""

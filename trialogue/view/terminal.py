@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trialogue.activity import ACTIVITY, silence
 from trialogue.screen import Row, Screen, block, one_line
-from trialogue.trajectory import SUCCESS, Trajectory, differs, tell_near_calls, tell_no_success
+from trialogue.trajectory import SUCCESS, Trajectory, differs, tell_near_calls, tell_no_success, tell_stuck
 
 
 @contextmanager
@@ -74,11 +74,32 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
         console.print(tell_near_calls(result["near_calls"]), style="yellow", soft_wrap=True)
     if result.get("no_success"):
         console.print(tell_no_success(*result["no_success"]), style="yellow", soft_wrap=True)
+    if faults := tell_user_faults(result):
+        console.print(faults, style="yellow", soft_wrap=True)
     for text in spending(result):
         console.print(text)
     for name, note in result.get("notes", {}).items():
         console.print(f"{name}: {note}")
     console.print(f"run: {result['run']}", soft_wrap=True)
+
+
+def tell_user_faults(result: dict[str, Any]) -> str:
+    """What the user did wrong, and the agent's success with and without it; empty if nothing was found."""
+    audit, stuck = result["audit"], result.get("stuck", {})
+    if not audit["conversations"] and not stuck:
+        return ""
+    found = ", ".join(f"{kind} {count}" for kind, count in audit["findings"].items())
+    lines = [tell_stuck(stuck)] * bool(stuck)
+    if audit["conversations"]:
+        left_out = f"; {audit['excluded']} left out" if audit["excluded"] else ""
+        lines.append(f"user: findings in {audit['conversations']} conversations ({found}){left_out}")
+    rates = [audit["success"][part].get("pass^1") for part in ("all", "clean")]
+    if rates[0] is not None and rates[1] is not None:
+        lines.append(
+            f"success in all conversations {rates[0]:.3f}, "
+            f"in those without a fault of the user {rates[1]:.3f}"
+        )
+    return "\n".join(lines)
 
 
 def tell_compliance(result: dict[str, Any]) -> str:

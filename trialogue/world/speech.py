@@ -58,6 +58,12 @@ POSSIBLE = _any_of(r"\b(?:can|could|may|might|would|should|to) (?:only |still )?
 OFFERS_HELP = _any_of(
     r"\bhow (?:can|may|could) i (?:help|assist)", r"\bwhat (?:can i do|would you like|do you (?:want|need))"
 )
+WAITS = _any_of(
+    r"\b(?:one|a) (?:moment|minute|second)\b|\bhold on\b|\bbear with\b|\bplease (?:wait|hold)\b",
+    r"\b(?:let me|i'll|i will|i am going to|i'm going to) (?:\w+ )?"
+    r"(?:check|look|see|verify|find|process|start)\b",
+    r"\b(?:checking|looking|working on|processing)\b",
+)
 QUESTION = _any_of(r"\?|\b(?:provide|share|give me|tell me|i need your)\b")
 
 
@@ -90,6 +96,61 @@ YES = _any_of(
 )
 NO = _any_of(
     r"^\W*(?:no|nope|not|don't|do not|wait|stop|actually|hold on)\b|\bchanged my mind\b",
+)
+
+
+UNKNOWN = _any_of(
+    r"\b(?:don't|do not|can't|cannot|didn't) (?:know|remember|recall|have|find)\b",
+    r"\bno idea\b|\bforgot|\bnot sure\b|\bremember\b|\bunknown\b|\bno clue\b|\bslipped my mind\b",
+)
+TAKES_A_STAND = _any_of(
+    r"\b(?:yes|yeah|yep|yup|sure|ok|okay|no|nope|not|go ahead|please do|do it|do that|do so|correct|right)\b",
+    r"\b(?:exactly|wait|actually|instead|hold on|stop|changed my mind|rather|absolutely|of course)\b",
+    r"\b(?:certainly|confirm\w*|agree\w*|fine|perfect|good|great|please|thanks?|proceed|n't)\b",
+)
+
+
+_COURTESY = _any_of(
+    r"\b(?:thank\w*|thx|cheers|welcome|appreciate\w*|grateful|pleasure|(?:good)?bye|see you|take care)\b",
+    r"\b(?:have|enjoy) (?:a|an|the|your) (?:\w+ ){0,2}(?:day|evening|night|one|time|week|weekend)\b",
+    r"\byou (?:too|as well)\b|\bthat(?:'s| is| was|'ll be| will be) (?:all|it|everything)\b|\bno problem\b",
+    r"^\W*(?:(?:oh|ok|okay|all right|alright|great|perfect|wonderful|excellent|awesome|good|nice|fine|sure"
+    r"|that's|that is|sounds|all|very|so|is|helpful|kind|amazing|fantastic|got it|no|nothing|else)\b\W*)+$",
+)
+_WANTS = _any_of(
+    r"\?|\d|@",
+    r"\b(?:but|also|however|before|instead|need|want|like to|would like|wish|please|can you|could you)\b",
+)
+
+
+def is_courtesy(text: str) -> bool:
+    """Whether a text of the user only thanks or takes leave: it wants, asks and tells nothing."""
+    sentences = split_sentences(text)
+    return bool(sentences) and all(
+        _COURTESY.search(sentence) and not _WANTS.search(sentence) for sentence in sentences
+    )
+
+
+# What only an agent says: a user with these words has left its role.
+_DEED = r"cancel|refund|update|change|process|return|exchange|transfer|replace|book|modif|send"
+_DEEDS = r"cancell?ed|refunded|updated|changed|processed|returned|exchanged|transferred|replaced|booked|sent"
+_THINGS = r"order|account|refund|request|payment|address|return|exchange|reservation|ticket|booking|item"
+ROLE = _any_of(
+    r"\bhow (?:can|may|could) i (?:help|assist)\b",
+    r"\bi(?:'m| am|'d be| would be) (?:happy|glad|here|pleased) to (?:help|assist) (?:you|with)",
+    r"\banything else i can (?:help|assist|do)\b",
+    r"\bas an? (?:ai|assistant|language model)\b|\b(?:language model|virtual assistant|ai assistant)\b",
+    rf"\bi(?:'ve| have)(?: just| now| already| successfully)* (?:{_DEEDS}) (?:your|the)\b",
+    rf"\byour (?:\w+ ){{0,4}}?(?:{_THINGS})\b.*\b(?:has|have) (?:now |already |successfully )*been\b",
+    r"\b(?:could|can|may) i (?:please |just )?(?:have|get|see) your\b",
+    r"\b(?:could|can|would) you (?:please )?(?:provide|share|confirm|verify|give me) your\b",
+    r"\bplease (?:provide|share|confirm|verify|enter|give me) your\b",
+    rf"\b(?:shall|should) i (?:go ahead|proceed|{_DEED})",
+    r"\bthank you for (?:contacting|calling|reaching out|choosing|your patience)\b",
+    r"\blet me (?:check|look up|pull up|find) (?:that|your|the)\b.*\bfor you\b",
+    r"\bi(?:'ll| will) (?:now )?(?:transfer|connect) you\b",
+    r"^\W*(?:assistant|agent|representative|support|customer service)\s*:",
+    r"</?tool_call>|\{\s*\"(?:name|tool|function)\"\s*:",
 )
 
 

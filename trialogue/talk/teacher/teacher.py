@@ -141,7 +141,8 @@ class Teacher:
                     "the teacher did what the wish needs, but the user waits for more", blame="agent"
                 )
         yield from self._say(("Is there anything else I can do for you?",), _anything, "as a question")
-        raise ModelError("the teacher has nothing more to say", blame="agent")
+        while True:  # a user who only thanks is thanked
+            yield Reply("You are welcome. Is there anything else I can do for you?")
 
     def _identify(self) -> Steps[None]:
         for call in self.first:

@@ -90,6 +90,8 @@ class Oracle:
         self.customer: Data = {}
         self.order: Data = {}
         """The one last looked at: "that order"."""
+        self.done: dict[tuple[str, str], Data] = {}
+        """The last change of each kind to each order."""
         self._steps: Steps[None] | None = None
         self._replies: list[Reply] = []
 
@@ -181,6 +183,9 @@ class Oracle:
         arguments = yield from self._gather(request, careless)
         if request.new and not request.new["in_stock"] and not careless:
             return (yield from self._refuse(request, f"the {request.new['name']} is not in stock"))
+        change = request.kind, order_id
+        if self.done.get(change) == arguments:
+            return (yield from self._say(f"{report(request, arguments)} Anything else?"))
         while not careless:
             answer = yield from self._say(f"Shall I {describe(request, arguments)}?")
             if YES.search(answer):
@@ -203,6 +208,7 @@ class Oracle:
         result = yield from self._call(name, **arguments)
         if not result:
             return (yield from self._refuse(request, "the system refuses it"))
+        self.done[change] = arguments
         return (yield from self._say(f"{report(request, arguments)} Anything else?"))
 
     def _refuse(self, request: Request, obstacle: str) -> Steps[str]:
