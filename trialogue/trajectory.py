@@ -194,14 +194,14 @@ class Trajectory(Frozen):
         return self.reward.value
 
     @property
-    def is_failed(self) -> bool:
-        """Whether it has no reward, by its end: something broke, or it got stuck by the user's fault."""
-        return self.end == "error" or (self.end == "stuck" and self.blame == "user")
-
-    @property
     def is_success(self) -> bool:
         """Whether it was graded and counts as solved."""
         return self.reward is not None and self.reward.is_success
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it has no reward, by its end: something broke, or it got stuck by the user's fault."""
+        return self.end == "error" or (self.end == "stuck" and self.blame == "user")
 
     def to_json(self) -> str:
         return self.model_dump_json(exclude_defaults=True)

@@ -9,7 +9,7 @@ from random import Random
 from trialogue import Reply, Task, Tool, Turn
 from trialogue.talk.agenda import AgendaUser, read_agenda
 from trialogue.talk.model import Model
-from trialogue.world.conversation_rules import STOP
+from trialogue.world.domain import STOP
 
 THANKS = (
     "Thank you so much!",

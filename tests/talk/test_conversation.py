@@ -195,7 +195,7 @@ async def test_errors_in_a_row_have_a_cap() -> None:
 
 
 async def test_observations_have_a_cap_even_within_one_message() -> None:
-    trajectory, _, _ = await hold(["Go on."], ["And?"], Limits(observations=5))
+    trajectory, _, _ = await hold(["Go on."], [f"And {i}?" for i in range(9)], Limits(observations=5))
     assert trajectory.end == "max_turns"
     assert sum(turn.side == "user" for turn in trajectory.turns) == 5
     many = several(*[("switch", {"lamp": "a", "on": True})] * 100)

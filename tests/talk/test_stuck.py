@@ -201,9 +201,8 @@ def test_the_oracle_changes_nothing_twice() -> None:
 
 
 def test_both_figures_are_told() -> None:
-    held, _ = hold("role")
-    failed = [item for item in held if item.is_failed]
-    result = summarize([item for item in held if not item.is_failed], failed)
+    failed = [item for item in hold("thanks")[0] if item.is_failed]
+    result = summarize([item for item in hold("agent")[0] if item.end == "user_stop"], failed)
     assert result["stuck"] == {"user": len(failed)}
     assert result["audit"]["success"]["all"]["pass^1"] < result["audit"]["success"]["clean"]["pass^1"]
     told = tell_user_faults(result)

@@ -216,7 +216,7 @@ def _is_older(exchange: Exchange, exchanges: Sequence[Exchange]) -> bool:
 
 def _flat(text: str) -> str:
     """A text in lower case, its words alone."""
-    return " ".join(re.findall(r"[\w@.#-]*\w", text.lower()))
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _quote(text: str, limit: int = 100) -> str:

@@ -85,8 +85,8 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
 
 def tell_user_faults(result: dict[str, Any]) -> str:
     """What the user did wrong, and the agent's success with and without it; empty if nothing was found."""
-    audit, stuck = result["audit"], result.get("stuck", {})
-    if not audit["conversations"] and not stuck:
+    audit, stuck = result.get("audit"), result.get("stuck", {})
+    if audit is None or not (audit["conversations"] or stuck):
         return ""
     found = ", ".join(f"{kind} {count}" for kind, count in audit["findings"].items())
     lines = [tell_stuck(stuck)] * bool(stuck)
