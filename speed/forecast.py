@@ -19,11 +19,11 @@ from statistics import fmean, median
 
 from trialogue.assumptions import PlanSettings
 from trialogue.config import Limits, PlanConfig
-from trialogue.plan.hardware import Gpu
+from trialogue.engine.hardware import Gpu
+from trialogue.engine.shapes import find_shape
 from trialogue.plan.layout import Layout
 from trialogue.plan.lengths import Lengths, Part
 from trialogue.plan.plan import Planner, settle
-from trialogue.plan.shapes import find_shape
 from trialogue.plan.simulate import Loop, Simulation
 from trialogue.plan.timing import Sampling, measure_sampling, measure_update
 

@@ -51,7 +51,7 @@ LIGHT_ROOMS = {
     "view",
     "cli",
 }  # "" is the top level
-LIGHT_TOO = {"engine.api"}
+LIGHT_TOO = {"engine.api", "engine.hardware", "engine.shapes"}
 MAY_BE_HEAVY = {"talk.local", "talk.render"}
 EMPTY_NAMES = {"base", "common", "factory", "helper", "helpers", "manager", "util", "utils"}
 LONGEST = 600

@@ -217,11 +217,10 @@ class Run:
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         self.append("metrics.jsonl", json.dumps(metrics))
 
-    def add_timings(self, step: int, **seconds: float) -> None:
-        """Record the seconds that the parts of a step took."""
-        self.append(
-            "timings.jsonl", json.dumps({"step": step, **{k: round(v, 3) for k, v in seconds.items()}})
-        )
+    def add_timings(self, step: int, **figures: float) -> None:
+        """Record the seconds that the parts of a step took, and speeds."""
+        rounded = {name: round(value, 3) for name, value in figures.items()}
+        self.append("timings.jsonl", json.dumps({"step": step, **rounded}))
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """Replace the one line of figures of a finished evaluation."""

@@ -123,6 +123,9 @@ class LearnerSettings(Section):
     """Tokens computed at once in the update."""
     cache_gigabytes: float = Field(default=4.0, gt=0)
     """Memory for the conversations' key-value caches."""
+    peak_tflops: float = Field(default=0.0, ge=0)
+    """What the GPU computes at most, in 10^12 operations a second, to report `mfu`. 0: by its name, where
+    `trialogue plan` knows it."""
 
 
 class RendererSettings(Section):

@@ -7,8 +7,9 @@ import random
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from trialogue.engine import OptimParams, Row, blocks
+from trialogue.engine import LoraSettings, OptimParams, Row, blocks
 from trialogue.engine.blocks import (
     attend_block,
     attend_block_plainly,
@@ -100,6 +101,29 @@ async def test_a_prefix_is_computed_once(make_rows, open_engine, loss):
     await engine.forward_backward(rows, loss)
     assert engine.update.computed_tokens == 100 + 3 * 31 + 12 * 20
     assert sum(len(row.tokens) for row in rows) == 12 * 151
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+async def test_operations_are_those_that_torch_counts(kind, make_model, open_engine, loss):
+    """Attention is counted between a token and those before it, by torch between all."""
+    model = make_model(kind)
+    model.set_attn_implementation("eager")
+    tokens = [place % 300 for place in range(7, 7 + 13 * 40, 13)]
+    with FlopCounterMode(display=False) as forward:
+        logits = model(torch.tensor([tokens])).logits
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    known, back = (counter.get_flop_counts()["Global"] for counter in (forward, backward))
+    products, attention = known[torch.ops.aten.mm], known[torch.ops.aten.bmm] * 39 / 80
+    assert back[torch.ops.aten.mm] == 2 * products
+    engine, adapters = open_engine(kind), open_engine(kind, lora=LoraSettings(r=4))
+    await engine.forward([Row(tokens, [0] * 40, [0.0] * 40, [0.0] * 40)])
+    assert engine.update.operations == pytest.approx(products + attention, rel=0.02)
+    row = Row(tokens, [0] + [1] * 39, [-5.0] * 40, [1.0] * 40)
+    await engine.forward_backward([row], loss)
+    assert engine.update.operations == pytest.approx(4 * (products + attention), rel=0.02)
+    await adapters.forward_backward([row], loss)
+    assert adapters.update.operations == pytest.approx(2 * products + 3 * attention, rel=0.02)
 
 
 async def test_tokens_after_the_last_trained_one_and_rows_without_any_cost_nothing(open_engine, loss):

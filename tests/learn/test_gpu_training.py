@@ -10,9 +10,10 @@ import pytest
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import EngineError
+from trialogue.learn.rows import to_rows
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
-from trialogue.run import read_about, read_config, read_lines
+from trialogue.run import read_about, read_config, read_lines, read_trajectories
 
 pytestmark = pytest.mark.training
 
@@ -42,6 +43,33 @@ async def test_training_on_it_is_training_on_the_cpu(gpu, train_config, trained)
             assert there.get(name) == pytest.approx(here.get(name), rel=2e-3, abs=2e-4), name
     assert any(line.get("grad_norm", 0) > 0 for line in found[0])
     assert read_config(TrainConfig, find_run(config)).engine.name == "torch"  # what `auto` was
+
+
+async def test_what_is_computed_in_a_second_is_recorded(gpu, train_config, trained):
+    """Not among the metrics, which are equal for equal seeds. Both devices have the same operations."""
+    operations: list[list[float]] = []
+    for device in ("fakegpu", "cpu"):
+        seen: list[dict[str, Any]] = []
+        config = train_config(
+            learner__model=str(trained),
+            learner__device=device,
+            learner__precision="float32",
+            learner__peak_tflops=1e-6,
+            run__name=device,
+        )
+        run = await train(config, watch=lambda step, metrics, seen=seen: seen.append(metrics))
+        assert not any("mfu" in line or "tokens_per_second" in line for line in read_metrics(run))
+        lines = [line for _, line in read_lines(run / "timings.jsonl") if "rollout" in line]
+        shown = [metrics for metrics in seen if "tokens_per_second" in metrics]
+        for line, metrics in zip(lines, shown, strict=True):
+            held = read_trajectories(run / "trajectories" / f"step-{line['step']:06d}.jsonl")
+            rows = [row for item in held if "advantage" in item.meta for row in to_rows(item, 0.0)]
+            tokens = line["tokens_per_second"] * (line["rollout"] + line["update"])
+            assert tokens == pytest.approx(sum(len(row.tokens) for row in rows), rel=0.05)
+            assert line.get("mfu") == pytest.approx(metrics.get("mfu"), abs=1e-3)
+        operations.append([line.get("mfu", 0.0) * 1e6 * line["update"] for line in lines])
+    assert operations[0] == pytest.approx(operations[1], rel=0.05)
+    assert max(operations[0]) > 1e6
 
 
 @pytest.mark.parametrize("more", [{}, {"learner__lora_rank": 4}])

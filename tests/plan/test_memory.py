@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from trialogue.config import PlanConfig, load_config
-from trialogue.plan.hardware import GPUS, Gpu
+from trialogue.engine.hardware import GPUS, Gpu
+from trialogue.engine.shapes import find_shape
 from trialogue.plan.layout import change, to_layout
 from trialogue.plan.memory import find_changes, find_smallest_change, measure_memory
-from trialogue.plan.shapes import find_shape
 
 ROOT = Path(__file__).parents[2]
 H100 = GPUS["h100"]

@@ -14,6 +14,7 @@ import concurrent.futures
 import ctypes
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -40,10 +41,11 @@ from trialogue.engine.attention import SUPPORTED, ModelAdapter, refuse_unsupport
 from trialogue.engine.cores import describe_threads
 from trialogue.engine.model_folder import check_adapter, find_base, load_weights
 from trialogue.engine.sampler import BatchSampler, SamplingRequest
+from trialogue.engine.shapes import ModelShape, to_shape
 from trialogue.engine.state import export_weights, load_engine, save_engine
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.engine.update import Update
-from trialogue.errors import EngineError, OutOfMemory
+from trialogue.errors import ConfigError, EngineError, OutOfMemory
 from trialogue.reading import reading
 
 Result = TypeVar("Result")
@@ -103,6 +105,7 @@ class TorchEngine:
             self.device,
             max_tokens=settings.max_tokens_per_micro_batch,
             checkpointing=settings.gradient_checkpointing,
+            shape=describe_shape(model),
         )
         self.sampler = BatchSampler(
             self.adapted,
@@ -322,6 +325,15 @@ class TorchEngine:
         self._unpublished = bool(counters["unpublished"])
         self._requests = counters["requests"]
         self.update.skipped = counters["skipped"]
+
+
+def describe_shape(model: PreTrainedModel) -> ModelShape | None:
+    """The sizes that operations are counted from; None where the model's configuration names others."""
+    text = model.config.get_text_config()
+    own = sum(value.numel() for name, value in model.named_parameters() if "lora_" not in name)
+    with suppress(ConfigError):
+        return to_shape(type(model).__name__, text.to_dict(), parameters=own)
+    return None
 
 
 def explain_memory(settings: EngineSettings, *, is_sampling: bool, is_lora: bool) -> str:

@@ -22,6 +22,7 @@ from trialogue.engine.api import LossFunction, OptimParams, Outputs, Row, TokenB
 from trialogue.engine.attention import ModelAdapter
 from trialogue.engine.logprobs import LOGITS_AT_ONCE, TokenLogprobs, TorchLogits
 from trialogue.engine.prefixes import common_length
+from trialogue.engine.shapes import ModelShape
 from trialogue.engine.transfer import send
 from trialogue.engine.tree import TreePlan, grow_tree
 from trialogue.errors import EngineError
@@ -132,8 +133,9 @@ class Update:
         *,
         max_tokens: int,
         checkpointing: bool = False,
+        shape: ModelShape | None = None,
     ) -> None:
-        self.adapted, self.device, self.max_tokens = adapted, device, max_tokens
+        self.adapted, self.device, self.max_tokens, self.shape = adapted, device, max_tokens, shape
         if checkpointing and adapted.fast is not None:
             adapted.fast.learns_fused = False  # transformers can recompute only its own layers
         self.recomputed = find_recomputed_layers(adapted.model) if checkpointing else []
@@ -153,6 +155,10 @@ class Update:
         )
         self.skipped = 0
         self.computed_tokens = 0
+        self.operations = 0.0
+        """What the model needs for everything so far; layers that are recomputed count once."""
+        is_frozen = any(not value.requires_grad for value in adapted.model.parameters())
+        self.products = 2 if is_frozen else 3  # forward, and back to the inputs; back to the weights
 
     def _plan(self, sequences: Sequence[list[int]]) -> TreePlan:
         return TreePlan(grow_tree(sequences), self.device, self.adapted.fast)
@@ -169,6 +175,7 @@ class Update:
             whole = torch.cat([torch.arange(start, stop) for start, stop in path])
             packed.append(whole[torch.tensor(positions, dtype=torch.long)])
         needed, places = torch.cat(packed).unique(return_inverse=True)
+        self._count(len(tree.tokens), len(needed), sum(tree.positions))
         tokens = torch.tensor(tree.tokens)
         planned = [tokens, torch.tensor(tree.positions), plan.previous[needed], tokens[needed], places]
         tokens, positions, before, targets, places = send(planned, self.device)
@@ -185,6 +192,16 @@ class Update:
             TorchLogits() if self.adapted.fast is None else self.adapted.fast.logits,
         )
         return logprobs, entropy, places
+
+    def _count(self, tokens: int, scored: int, pairs: int) -> None:
+        """Count operations: of `tokens`, of which `scored` have logits, and of attention between `pairs` of
+        them."""
+        if self.shape is None:
+            return
+        is_learning = torch.is_grad_enabled()
+        products = 2.0 * (self.shape.matrices - self.shape.output) * tokens + 2.0 * self.shape.output * scored
+        self.operations += products * (self.products if is_learning else 1)
+        self.operations += self.shape.count_attention(pairs) * (3 if is_learning else 1)
 
     def forward(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         check_tokens(rows, self.adapted.vocabulary)

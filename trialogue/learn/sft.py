@@ -25,6 +25,7 @@ from trialogue.learn.evaluation import Evaluation
 from trialogue.learn.examples import Example, read_parquet
 from trialogue.learn.held_out import find_marks
 from trialogue.learn.losses import cross_entropy
+from trialogue.learn.throughput import Throughput
 from trialogue.learn.train import to_optim
 from trialogue.run import Run, find_files, read_about, read_ledger, read_trajectories
 from trialogue.score.parties import open_parties
@@ -87,6 +88,7 @@ async def sft(
         if started is not None:
             started(run.path)
 
+    throughput = Throughput([learner.engine], config.learner.peak_tflops)
     gate = Gate(learner.engine)
     evaluation = Evaluation(run, domain, parties, to_played(config), learner, gate, checks, watch)
 
@@ -116,6 +118,7 @@ async def sft(
         ):
             for step in range(first, steps):
                 began = perf_counter()
+                throughput.begin()
                 batch = choose_batch(rows, settings.batch, step, config.seed)
                 outputs = await learner.engine.forward_backward(batch, cross_entropy)
                 metrics: dict[str, Any] = {"step": step + 1, "steps": steps, **outputs.metrics}
@@ -131,9 +134,11 @@ async def sft(
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
                 run.add_metrics(to_finite(metrics))
-                run.add_timings(step + 1, update=perf_counter() - began)
+                seconds = perf_counter() - began
+                speeds = throughput.measure(batch, rollout=0.0, update=seconds)
+                run.add_timings(step + 1, update=seconds, **speeds)
                 if watch is not None:
-                    watch(step + 1, metrics)
+                    watch(step + 1, metrics | speeds)
                 stop = interrupt.asked  # asked once: what is stopped has been saved
                 if due or stop:
                     await save()

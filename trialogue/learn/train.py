@@ -34,6 +34,7 @@ from trialogue.learn.held_out import find_marks
 from trialogue.learn.loop import Method, train_step
 from trialogue.learn.losses import find_loss
 from trialogue.learn.measure import measure, measure_flow
+from trialogue.learn.throughput import Throughput
 from trialogue.run import Run, State, read_ledger
 from trialogue.score.metrics import find_prices
 from trialogue.score.parties import Parties, open_parties
@@ -108,7 +109,8 @@ class TrainingRun:
             phase("learning", steps, "steps", self.reached) as seen,
         ):
             record = StepRecord(
-                self.run, self.config, self.collector, self.parties, self.checks, self.marks, seen, self.watch
+                *(self.run, self.config, self.collector, self.parties, self.checks, self.marks),
+                *(self.measure_throughput(), seen, self.watch),
             )
             if self.is_evaluation_due() and not self.evaluation.is_recorded(self.reached):
                 await self.evaluation.evaluate(self.reached)
@@ -127,6 +129,10 @@ class TrainingRun:
                 if is_stopping:
                     return False
         return True
+
+    def measure_throughput(self) -> Throughput:
+        learners = [self.learner, *([self.reference] if self.reference is not None else [])]
+        return Throughput([learner.engine for learner in learners], self.config.learner.peak_tflops)
 
     def is_save_due(self) -> bool:
         training = self.config.training
@@ -240,7 +246,7 @@ def find_method(config: TrainConfig) -> Method:
 
 @dataclass(slots=True)
 class StepRecord:
-    """Writes what happens in a step to the run directory: conversations, metrics, spending, seconds."""
+    """Writes what happens in a step to the run directory: conversations, metrics, spending, speed."""
 
     run: Run
     config: TrainConfig
@@ -248,15 +254,18 @@ class StepRecord:
     parties: Parties
     checks: Checks
     marks: Sequence[str]
+    throughput: Throughput
     seen: Phase
     watch: Watch | None = None
     version: int = 0
+    rows: Sequence[Row] = ()
     clock: list[float] = field(default_factory=lambda: [])
     metrics: dict[str, Any] = field(default_factory=lambda: {})
 
     def begin(self, version: int) -> None:
         """Start the clock of a step whose conversations the weights of this version begin."""
         self.version, self.clock = version, [perf_counter()]
+        self.throughput.begin()
 
     def see_conversations(self, step: int, groups: Sequence[Group], rows: Sequence[Row]) -> None:
         config, collector = self.config, self.collector
@@ -264,6 +273,7 @@ class StepRecord:
         items = with_advantages((item for group in held for item in group.everything), rows)
         self.run.write_trajectories(f"step-{step + 1:06d}", items)
         self.clock.append(perf_counter())
+        self.rows = rows
         price = find_prices(config.budget.prices, user=config.user)
         self.metrics = {"step": step + 1, **measure(held, price), "levels": collector.admitted}
         if self.marks:
@@ -288,9 +298,11 @@ class StepRecord:
         self.run.add_metrics(to_finite(self.metrics))
         self.run.add_ledger(self.parties.account.take(), step + 1)
         started, held, updated = self.clock
-        self.run.add_timings(step + 1, rollout=held - started, update=updated - held)
+        seconds = {"rollout": held - started, "update": updated - held}
+        speeds = self.throughput.measure(self.rows, **seconds)
+        self.run.add_timings(step + 1, **seconds, **speeds)
         if self.watch is not None:
-            self.watch(step + 1, self.metrics)
+            self.watch(step + 1, self.metrics | speeds)
         return self.metrics
 
 

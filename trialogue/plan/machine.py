@@ -156,7 +156,7 @@ def look_at_run(
 ) -> Iterator[Finding]:
     """Domain, model and disk of a run, and whether it fits on a GPU of so many GB."""
     yield look_at_domain(config)
-    from trialogue.plan.shapes import find_shape
+    from trialogue.engine.shapes import find_shape
 
     model = config.learner.model
     is_here = model in ("tiny", "smollm2") or Path(model).expanduser().is_dir()
@@ -182,10 +182,10 @@ def look_at_run(
 
 def look_at_fit(config: TrainConfig, gigabytes: float, is_exported: bool) -> Finding:
     """Whether the run fits on GPUs of this size, as `plan` calculates it."""
-    from trialogue.plan.hardware import GPUS
+    from trialogue.engine.hardware import GPUS
+    from trialogue.engine.shapes import find_shape
     from trialogue.plan.layout import read_verl, to_layout
     from trialogue.plan.memory import find_smallest_change, measure_memory
-    from trialogue.plan.shapes import find_shape
     from trialogue.plan.text import to_words
 
     given = read_verl(config)

@@ -13,9 +13,9 @@ from math import ceil
 from typing import Any
 
 from trialogue.config import PlanConfig
-from trialogue.plan.hardware import Gpu
+from trialogue.engine.hardware import Gpu
+from trialogue.engine.shapes import ModelShape
 from trialogue.plan.layout import ACTOR, ROLLOUT, Layout, change, to_layout
-from trialogue.plan.shapes import ModelShape
 
 LOGITS_AT_ONCE = 1 << 26
 """Logits that our own engine computes at once (engine/logprobs.py)."""

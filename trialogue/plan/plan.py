@@ -14,11 +14,11 @@ from typing import Any
 
 from trialogue.assumptions import PlanSettings
 from trialogue.config import PlanConfig
-from trialogue.plan.hardware import Gpu, find_gpu
+from trialogue.engine.hardware import Gpu, find_gpu
+from trialogue.engine.shapes import ModelShape, find_shape
 from trialogue.plan.layout import Layout, change, to_layout
 from trialogue.plan.lengths import Lengths, find_lengths, is_endpoint
 from trialogue.plan.memory import Memory, find_smallest_change, measure_memory
-from trialogue.plan.shapes import ModelShape, find_shape
 from trialogue.plan.simulate import PARTS, Loop, Simulation, Step
 from trialogue.plan.timing import Update, measure_sampling, measure_update
 from trialogue.talk.budget import find_price, to_cost

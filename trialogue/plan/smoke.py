@@ -9,7 +9,7 @@ from typing import Any
 
 from trialogue.config import PlanConfig, load_config
 from trialogue.durable import write, write_json
-from trialogue.plan.hardware import find_gpu
+from trialogue.engine.hardware import find_gpu
 from trialogue.plan.machine import Finding
 from trialogue.plan.plan import make_plan
 from trialogue.records import read_lines

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from trialogue.assumptions import PlanSettings
-from trialogue.plan.hardware import Gpu
+from trialogue.engine.hardware import Gpu
+from trialogue.engine.shapes import ModelShape
 from trialogue.plan.layout import Layout
-from trialogue.plan.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,11 @@ class ModelShape:
 
     def count_operations(self, length: float) -> float:
         """Operations of the forward pass of one token that looks back on `length` others."""
-        return 2.0 * self.matrices + 4.0 * self.attention_layers * self.heads * self.head * length
+        return 2.0 * self.matrices + self.count_attention(length)
+
+    def count_attention(self, pairs: float) -> float:
+        """Operations of attention, forward, between so many pairs of tokens."""
+        return 4.0 * self.attention_layers * self.heads * self.head * pairs
 
 
 QWEN3: dict[str, tuple[int, int, int, int, int, bool]] = {
@@ -112,8 +116,10 @@ def read_shape(folder: Path) -> ModelShape:
     return to_shape(folder.name, inside, folder)
 
 
-def to_shape(name: str, config: dict[str, Any], folder: Path | None = None) -> ModelShape:
-    """The shape that the values of a config.json describe."""
+def to_shape(
+    name: str, config: dict[str, Any], folder: Path | None = None, *, parameters: int | None = None
+) -> ModelShape:
+    """The shape that the values of a config.json describe. `parameters` is their number where it is known."""
 
     def read(key: str, usual: int | None = None) -> int:
         value = config.get(key, usual)
@@ -140,7 +146,9 @@ def to_shape(name: str, config: dict[str, Any], folder: Path | None = None) -> M
         parameters=0,
         attention_layers=sum("attention" in str(kind) for kind in kinds) or layers,
     )
-    counted = count_parameters(shape, config, family) if family in FAMILIES else None
+    counted = parameters
+    if counted is None and family in FAMILIES:
+        counted = count_parameters(shape, config, family)
     if counted is None:
         counted = count_weights(folder) if folder is not None else None
     if counted is None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trialogue.engine.hardware import GPUS, REPORTED, find_gpu, find_peak
+from trialogue.engine.shapes import QWEN3, find_shape, to_shape
 from trialogue.errors import ConfigError
-from trialogue.plan.hardware import GPUS, find_gpu
-from trialogue.plan.shapes import QWEN3, find_shape, to_shape
 
 PUBLISHED = {
     "Qwen3-0.6B": 0.6,
@@ -96,6 +96,12 @@ def test_a_gpu_is_a_name_or_a_file(tmp_path: Path) -> None:
         find_gpu(str(file))
     with pytest.raises(ConfigError, match=r"no\.toml: No such file"):
         find_gpu(str(tmp_path / "no.toml"))
+
+
+def test_the_peak_of_a_gpu_is_found_by_what_its_driver_calls_it() -> None:
+    assert find_peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert find_peak("NVIDIA H100 PCIe") == 0
+    assert set(REPORTED.values()) == set(GPUS)
 
 
 def test_this_machine_can_be_measured() -> None:

@@ -64,6 +64,26 @@ sums). `link` is half of NVLink's sum of both directions, or PCIe. Memory is wha
 bytes: the 80 GB of a data sheet are 79.2 GiB or 85.0 GB."""
 
 
+REPORTED = {
+    "NVIDIA A100-SXM4-40GB": "a100-40g",
+    "NVIDIA A100-SXM4-80GB": "a100-80g",
+    "NVIDIA A100 80GB PCIe": "a100-80g",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
+}
+"""What drivers call the GPUs whose peak is that of the table. An H100 on PCIe has another one."""
+
+
+def find_peak(name: str) -> float:
+    """Operations a second that a GPU of this name, as its driver reports it, computes at most in bfloat16;
+    0 where that is not known."""
+    known = REPORTED.get(name)
+    return GPUS[known].tflops * 1e12 if known is not None else 0.0
+
+
 def find_gpu(name: str) -> Gpu:
     """A GPU of the table, this machine (`here`), or the one that a TOML file describes."""
     if name in GPUS:
