@@ -104,27 +104,45 @@ def test_an_argument_that_is_no_text_is_wrong_usage(folder: Path, word: bytes) -
     assert not (folder / "runs").exists()
 
 
+ONE_BY_ONE = """
+import json, sys
+from trialogue.cli.main import main
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as ended:
+        print("status", ended.code, flush=True)
+"""
+
+
 @pytest.mark.parametrize("coding", ["ascii", "latin-1"])
 def test_an_output_without_our_letters_gets_others(folder: Path, coding: str) -> None:
     with (folder / "bakery" / "policy.md").open("a", encoding="utf-8") as policy:
         policy.write("Grüße, 日本語 🙂\n")
     environment = os.environ | {"PYTHONIOENCODING": coding, "PYTHONUTF8": "0", "LC_ALL": "C"}
-    for words, status in (
+    verbs = (
         ((*EVAL, "run.name=r"), 0),
         (("report", "runs/r"), 0),
         (("check", "bakery"), 0),
         (("config",), 0),
         (("play", "bakery"), 1),
         (("play", "bakery", "--task", "日本語"), 2),
-        (("score", "runs/r", "--json", "--trust"), 0),
         (("play", "bakery", "--json"), 1),
-    ):
-        done = run(folder, *words, env=environment)
-        assert done.returncode == status, done.stderr
-        done.stdout.decode(coding)
-        assert b"Traceback" not in done.stderr
-        if "--json" in words and done.stdout:
-            json.loads(done.stdout)
+        (("score", "runs/r", "--json", "--trust"), 0),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, json.dumps([words for words, _ in verbs])],
+        cwd=folder,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        check=True,
+    )
+    lines = done.stdout.decode(coding).splitlines()
+    told = [line for line in lines if line.startswith("status ")]
+    assert told == [f"status {status}" for _, status in verbs], done.stderr
+    json.loads(lines[-2])
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_the_parquet_files_have_the_shape_others_read(corpus: Path) -> None:
     assert {tool.name for tool in example.tools} == set(SHOP.database.tools)
 
 
+@pytest.mark.kill
 def test_killed_and_resumed_it_loses_and_doubles_nothing(corpus: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command(tmp_path, "killed", "synthesize.count=40"), stderr=subprocess.DEVNULL)
     file = tmp_path / "killed" / "trajectories" / "synthesize.jsonl"

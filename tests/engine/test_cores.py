@@ -19,8 +19,7 @@ from trialogue.engine.torch_engine import TorchEngine
 REPORT = """
 import os, trialogue
 from trialogue.engine.cores import describe_threads
-from trialogue.engine.torch_engine import find_worker
-print(find_worker().submit(describe_threads).result())
+print(describe_threads())
 print(os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT"))
 """
 

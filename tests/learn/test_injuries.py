@@ -145,6 +145,7 @@ ANY = ("letter", "digit", "bytes", "cut", "emptied", "deleted")
 OF_LINES = ("doubled line", "dropped line", "swapped lines")
 
 
+@pytest.mark.fuzz
 def test_no_injury_is_unseen(
     evaluated: Path, synthesized: Path, learned: Path, tuned: Path, tmp_path: Path
 ) -> None:

@@ -207,6 +207,7 @@ def write_domain(folder: Path, wall: str, colour: str) -> str:
     return str(file)
 
 
+@pytest.mark.training
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("colour", ["blue", "green"])
 async def test_a_real_run(

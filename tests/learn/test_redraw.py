@@ -41,6 +41,7 @@ async def hold_step(step: int, config: TrainConfig) -> tuple[list[Group], list[G
     return await collector.next_groups(step), collector.replaced
 
 
+@pytest.mark.load
 @pytest.mark.timeout(180)
 async def test_every_level_is_redrawn_as_often_as_it_is_drawn(train_config: Configure) -> None:
     config = train_config(

@@ -56,6 +56,7 @@ def assert_same(first: Path, second: Path) -> None:
     assert all(one[name].equal(other[name]) for name in one)
 
 
+@pytest.mark.training
 async def test_reward_rises(train_config: Configure, trained: Path) -> None:
     run = await train(
         train_config(

@@ -31,7 +31,7 @@ def read(*words: str) -> dict[str, Any]:
 
 
 def test_the_table_names_a_bottleneck_in_every_row_and_every_assumption_is_printed() -> None:
-    done = ask("--config", PAPER, "--gpus", "8", "--gpu", "a100-80g")
+    done = ask("--config", PAPER, "--gpus", "8", "--gpu", "a100-80g", "plan.simulated=100")
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
