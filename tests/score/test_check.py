@@ -363,15 +363,15 @@ def test_spread() -> None:
 
 def test_rules_that_the_honest_agent_breaks_or_nobody_exercises_are_found(folder: Path) -> None:
     domain = find_domain(str(folder))
-    policy = "Answer within an hour. Never say done. Never cancel on a holiday."
+    policy = "Answer within an hour. Never say cancel. Never cancel on a holiday."
     strict = replace(
         domain,
         policy=policy,
         policy_rules=(
             Rule(
-                "say no done",
-                "Never say done.",
-                policy_rules.never(policy_speech.recites(0, "completed", "words")),
+                "say no cancel",
+                "Never say cancel.",
+                policy_rules.never(policy_speech.recites(0, "cancel", "words")),
             ),
             Rule(
                 "no holidays",
@@ -386,7 +386,7 @@ def test_rules_that_the_honest_agent_breaks_or_nobody_exercises_are_found(folder
     assert any(
         "rule misquoted quotes what the policy does not say: 'Always sing.'" in text for text in problems
     )
-    assert any("breaks say no done: it recites 1 words" in text for text in problems)
+    assert any("breaks say no cancel: it recites 1 words" in text for text in problems)
     assert checked.policy is not None
     assert checked.policy.never_exercised == ["no holidays"]
     assert checked.policy.without_rule == ["Answer within an hour."]

@@ -32,8 +32,7 @@ def test_the_starter_has_too_few_of_everything(tmp_path: Path) -> None:
 def test_generated_tasks_have_enough(tmp_path: Path) -> None:
     write_domain(tmp_path / "pastry", generated=True)
     found = check_for_training(find_domain(str(tmp_path / "pastry")))
-    (text,) = found.texts  # a refusal is won by who always refuses: the author may want that
-    assert "does nothing and says everything wins 75 of 300" in text
+    assert found.texts == []  # a quarter are refusals, which whoever always refuses wins: that is no fault
     assert found.figures["teacher"] == {"played": 80, "solved": 80}
 
 

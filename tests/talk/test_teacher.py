@@ -30,7 +30,8 @@ from trialogue import (
     tool,
 )
 from trialogue.corpus.verify import verify
-from trialogue.score.check import find_unknowable
+from trialogue.score.check import play_teacher
+from trialogue.score.compliance import RuleUsage
 from trialogue.score.reward import grade
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.teacher.knowledge import Knowledge
@@ -197,7 +198,7 @@ async def test_a_reason_that_nothing_leads_to_is_not_said_and_check_lists_it() -
     assert item.reward is None
     assert not any("full" in text for text in say_what(item))
     assert "nothing leads to a record that says why: full" in str(item.error)
-    problems = await find_unknowable(domain, domain.tasks("all"), 0)
+    problems = (await play_teacher(domain, domain.tasks("all"), 0, RuleUsage())).unknowable
     assert [found.task for found in problems if "nothing leads to" in found.problem] == ["full"]
 
 

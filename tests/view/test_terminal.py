@@ -44,7 +44,7 @@ def test_many_trials_fit(capsys: Any) -> None:
 
 def test_every_problem_that_is_counted_is_shown_or_said_to_be_hidden() -> None:
     common = [{"task": f"t{number}", "problem": "it is empty"} for number in range(8)]
-    others = [{"task": "", "problem": f"problem {number}"} for number in range(60)]
+    others = [{"task": "", "problem": f"it is empt{'i' * number}er"} for number in range(60)]
     out = io.StringIO()
     checked = {"domain": "d", "tasks": 9, "ok": False, "problems": common + others}
     show_check(checked, 0, Screen(file=out, width=80))
@@ -52,6 +52,16 @@ def test_every_problem_that_is_counted_is_shown_or_said_to_be_hidden() -> None:
     assert lines[0] == "✗ t0, t1, t2, t3, t4 and 3 more: it is empty"
     assert lines[50] == "… and 11 more problems; --json lists all"
     assert lines[-1].endswith("68 problems of 61 kinds")
+
+
+def test_problems_that_differ_in_values_alone_are_shown_once() -> None:
+    problems = [{"task": f"t{n}", "problem": f"turn {n} breaks owner: 'A{n}' is unknown"} for n in range(3)]
+    out = io.StringIO()
+    show_check({"domain": "d", "tasks": 9, "ok": False, "problems": problems}, 0, Screen(file=out, width=80))
+    assert out.getvalue().splitlines() == [
+        "✗ t0, t1, t2: turn 0 breaks owner: 'A0' is unknown",
+        "d: 9 tasks checked, 0 played by the rule-based parties: 3 problems of 1 kind",
+    ]
 
 
 def test_a_sentence_without_a_rule_is_said_to_be_allowed() -> None:

@@ -88,3 +88,10 @@ def test_a_domain_with_generated_tasks_needs_no_file_of_them(name: str, tmp_path
     domain: Domain = find_domain(str(folder))
     assert domain.endless
     assert check(domain, count=40).problems == []
+
+
+@pytest.mark.parametrize("name", ["bank_card", "telecom"])
+def test_a_whole_domain_of_generated_tasks_holds(name: str) -> None:
+    domain = find_domain(str(Path(__file__).parents[1] / "domains" / name))
+    assert check(domain, count=60).problems == []
+    assert [task.split for task in domain.tasks("all", 6)] == ["train", "train", "dev", "dev", "test", "test"]

@@ -119,9 +119,9 @@ def check(domain: Domain, split: str | None = None, count: int | None = None, se
     can_learn = [] if played and domain.open(played[0]).remote else can_learn
     usage = RuleUsage()
     with phase(f"playing {len(played)} tasks"):
-        for identity, problem in asyncio.run(find_lost(domain, played, seed, usage)) if played else ():
-            note(identity, problem)
-        for identity, problem in asyncio.run(find_unknowable(domain, can_learn, seed)) if can_learn else ():
+        lost = asyncio.run(find_lost(domain, played, seed, usage)) if played else []
+        taught = asyncio.run(play_teacher(domain, can_learn, seed, usage)) if can_learn else Taught()
+        for identity, problem in taught.judge(lost):
             note(identity, problem)
     if domain.policy_rules:
         for problem in find_misquoted(domain.policy, domain.policy_rules) if domain.policy.strip() else ():
@@ -472,21 +472,52 @@ def _texts(database: Database) -> dict[str, list[str]]:
 # -- playing it --------------------------------------------------------------------------------------------
 
 
-async def find_unknowable(domain: Domain, tasks: Sequence[Task], seed: int) -> list[Problem]:
-    """The tasks with a gold argument or an answer that an honest agent cannot know: no user says it and no
-    tool shows it. A model that learns such a task learns to invent."""
+@dataclass(slots=True)
+class Taught:
+    """What the teacher made of some tasks."""
+
+    solved: set[str] = field(default_factory=set[str])
+    lost: dict[str, str] = field(default_factory=dict[str, str])
+    unknowable: list[Problem] = field(default_factory=list[Problem])
+
+    def judge(self, lost: Sequence[Problem]) -> list[Problem]:
+        """What the gold agent lost counts where the teacher loses it too: a policy may ask for look-ups that
+        no gold call makes. The teacher's reason is told, since it goes the way an agent has to go."""
+        told = [
+            Problem(
+                task,
+                f"the teacher with the agenda user loses: {self.lost[task]}" if task in self.lost else text,
+            )
+            for task, text in lost
+            if task not in self.solved
+        ]
+        unknown = {task for task, _ in self.unknowable}
+        return sorted({*self.unknowable, *(each for each in told if each.task not in unknown)})
+
+
+async def play_teacher(domain: Domain, tasks: Sequence[Task], seed: int, usage: RuleUsage) -> Taught:
+    """Let the teacher play tasks with the rule-based user. A task is unknowable if it has a gold argument or
+    an answer that no user says and no tool shows: a model that learns it learns to invent."""
     limits = Limits(seconds=30)
     user = find_model(Speaker(model="agenda"), "user", domain, limits, seed)
-    settings = RolloutSettings(limits=limits, seed=seed, redraws=0)
+    settings = RolloutSettings(limits=limits, seed=seed, redraws=0, grade=grade)
     beginning = f"{Unknowable.__name__}: "
-    problems: list[Problem] = []
+    taught = Taught()
     async for group in rollout(domain, tasks, make_teacher(domain), user, settings):
         for item in group.failed:
             text = item.error or ""
+            if text.startswith("ModelError: "):
+                taught.lost[item.task.id] = text.removeprefix("ModelError: ")
             if text.startswith(beginning):
                 told = text.removeprefix(beginning).removeprefix(f"task {item.task.id}: ")
-                problems.append(Problem(item.task.id, told))
-    return sorted(problems)
+                taught.unknowable.append(Problem(item.task.id, told))
+        for item in group.trajectories:
+            usage.add(domain.policy_rules, item.turns, domain.policy)
+            if item.is_success and item.reward is not None and not item.reward.breaches:
+                taught.solved.add(item.task.id)
+            else:
+                taught.lost[item.task.id] = "; ".join(item.reward.why) if item.reward else item.end
+    return taught
 
 
 async def find_lost(

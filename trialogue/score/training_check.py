@@ -23,6 +23,7 @@ from trialogue.talk.evidence import find_leaves
 from trialogue.talk.find import find_model
 from trialogue.talk.rollout import RolloutSettings, rollout
 from trialogue.talk.teacher.teacher import make_teacher
+from trialogue.talk.teacher.work import is_refusal
 from trialogue.task import SPLITS, Task
 from trialogue.trajectory import Reward, Trajectory
 from trialogue.world.domain import Domain
@@ -39,6 +40,8 @@ REPEATED = 0.8
 """Share of a slot's uses with a value of their own below which values repeat."""
 SHARED = 0.05
 """Share of a split's values that may be in train, too, by chance."""
+REFUSED = 0.4
+"""Share of tasks that may be won by words of refusal."""
 SHOWN = 5
 
 
@@ -68,11 +71,15 @@ def check_for_training(domain: Domain, seed: int = 0) -> Findings:
     found.texts += find_wording_problems(tasks, found.figures)
     found.texts += find_family_problems(tasks, found.figures)
     won = find_won_for_nothing(domain, tasks["train"])
+    refusals = {task.id for task in tasks["train"] if _is_refused(domain, task)}
     for kind, names in won.items():
-        if names:
+        told = [name for name in names if name not in refusals]
+        if len(names) - len(told) > REFUSED * len(tasks["train"]):
+            told = names  # words of refusal alone are no skill
+        if told:
             found.texts.append(
-                f"an agent that {kind} wins {len(names)} of {len(tasks['train'])} training tasks "
-                f"({_name(names)}): expect a change, or something that only the right answer says"
+                f"an agent that {kind} wins {len(told)} of {len(tasks['train'])} training tasks "
+                f"({_name(told)}): expect a change, or something that only the right answer says"
             )
     found.texts += _play(domain, spread(tasks["train"], PLAYED), won, seed, found.figures)
     return found
@@ -102,12 +109,16 @@ def find_slots(tasks: Sequence[Task]) -> dict[str, list[str]]:
     """The values of each slot: what users tell, and what gold calls are given."""
     slots: dict[str, list[str]] = defaultdict(list)
     for task in tasks:
-        for name, fact in _list_facts(task):
-            if fact.get("value"):
-                slots[name].append(str(fact["value"]))
-        for call in task.expected.calls:
-            for name, value in call.arguments.items():
-                slots[name] += [leaf for leaf in find_leaves(value) if isinstance(leaf, str)]
+        own = [(name, str(fact["value"])) for name, fact in _list_facts(task) if fact.get("value")]
+        own += [
+            (name, leaf)
+            for call in task.expected.calls
+            for name, value in call.arguments.items()
+            for leaf in find_leaves(value)
+            if isinstance(leaf, str)
+        ]
+        for name, value in dict.fromkeys(own):
+            slots[name].append(value)
     return slots
 
 
@@ -127,25 +138,30 @@ def _list_facts(task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from (wish.get("facts") or {}).items()
 
 
-def find_closed(domain: Domain) -> set[str]:
-    """Parameters and fields whose values are listed: these are meant to be few."""
+def find_closed(domain: Domain, listed: Mapping[str, Sequence[str]]) -> set[str]:
+    """Slots whose values are listed in the schemas: these are meant to be few."""
     sides = [side for side in (domain.database, domain.user_database) if side is not None]
     shapes = [tool.parameters for side in sides for tool in side.tools.values()]
     shapes += [shape for side in sides for shape in type(side).schemas().values()]
+    fields = [
+        each
+        for shape in shapes
+        for each in cast("dict[str, dict[str, Any]]", shape.get("properties", {})).items()
+    ]
+    choices = {str(value).lower() for _, inner in fields for value in inner.get("enum", ())}
     return {
         name
-        for shape in shapes
-        for name, inner in cast("dict[str, dict[str, Any]]", shape.get("properties", {})).items()
-        if ("enum" in inner or inner.get("type") in ("boolean", "integer", "number"))
-    }
+        for name, inner in fields
+        if "enum" in inner or inner.get("type") in ("boolean", "integer", "number")
+    } | {name for name, values in listed.items() if choices.issuperset(map(str.lower, values))}
 
 
 def find_value_problems(
     domain: Domain, tasks: Mapping[str, Sequence[Task]], figures: dict[str, Any]
 ) -> Iterator[str]:
     """Slots with few values, and values that splits share."""
-    closed = find_closed(domain)
     listed = {split: find_slots(each) for split, each in tasks.items()}
+    closed = find_closed(domain, listed["train"])
     slots = {split: {name: set(values) for name, values in each.items()} for split, each in listed.items()}
     figures["values"] = {
         split: {name: len(own) for name, own in each.items()} for split, each in slots.items()
@@ -258,6 +274,13 @@ def find_won_for_nothing(domain: Domain, tasks: Sequence[Task]) -> dict[str, lis
         name for name in won["does nothing and says everything"] if name not in quiet
     ]
     return won
+
+
+def _is_refused(domain: Domain, task: Task) -> bool:
+    """Whether a task asks for something that has to be refused."""
+    tools = domain.open(task).tools
+    changes = [call for call in task.expected.calls if call.side == "user" or tools[call.name].writes]
+    return not changes and is_refusal([_wordings(item) for item in task.expected.say])
 
 
 def _wordings(item: str | tuple[str, ...]) -> tuple[str, ...]:

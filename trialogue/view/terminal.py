@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,13 +185,22 @@ def _value(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value, ensure_ascii=False)
 
 
+def to_kind(problem: str) -> str:
+    """A problem without the values of its task, so that many of one kind are shown once."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\b\S*\d\S*", "…", problem)
+
+
 def show_check(checked: dict[str, Any], played: int, console: Screen | None = None) -> None:
     """Show the outcome of a check, with equal problems grouped."""
     console = console or Screen()
     by_text: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
     for problem in checked["problems"]:
-        by_text.setdefault(problem["problem"], []).append(problem["task"])
-    for text, tasks in list(by_text.items())[:50]:
+        kind = to_kind(problem["problem"])
+        by_text.setdefault(kind, []).append(problem["task"])
+        first.setdefault(kind, problem["problem"])
+    for kind, tasks in list(by_text.items())[:50]:
+        text = first[kind]
         named = [task for task in tasks if task]
         where = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
         told = one_line(f"{where}: {text}" if where else text)

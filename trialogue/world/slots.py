@@ -155,6 +155,11 @@ def generate_with(make: Callable[[Slots, str], Task], families: Mapping[str, int
         ]
         if not chosen:
             raise ConfigError(f"no such tasks; the families are {', '.join(listed)}")
+        if split == "all":
+            each = None if count is None else -(-count // len(SPLITS))
+            return [
+                task for name in SPLITS for task in find(name, each, seed, levels=levels, families=families)
+            ][:count]
         tasks: list[Task] = []
         for number in range(100 if count is None else count):
             family, level = chosen[number % len(chosen)]

@@ -331,7 +331,9 @@ def no_roaming(scene: Scene) -> Wish:
 def data(scene: Scene) -> Wish:
     amount = scene.slots.pick([1, 2, 5])
     facts = {
-        "data": fact(scene.slots, f"{amount} GB", "how (much|many)|gigabytes", r"\b\d+ (GB|gigabytes?)\b")
+        "gigabytes": fact(
+            scene.slots, str(amount), "how (much|many)|gigabytes", r"\b\d\b(?= (?:GB|gigabyte))"
+        )
     }
     agenda = {
         "says": scene.slots.phrases(SAY["data"], n=amount),

@@ -53,6 +53,12 @@ class Listener:
         words = user.respond(text)
         return user, words.endswith(_END)
 
+    def answer(self, text: str) -> str:
+        """What the user would say to words."""
+        user = copy.copy(self.user)
+        user.random, user.following, user.told = Random(0), list(user.following), set(user.told)
+        return user.respond(text).removesuffix(_END).strip()
+
     def is_asked(self, text: str, names: set[str]) -> bool:
         """Whether words ask for exactly these facts."""
         user, ended = self._try(text)

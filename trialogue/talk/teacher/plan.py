@@ -317,10 +317,11 @@ class Planner:
         return None if path is None else self._first(path)
 
     def find_named(self, wish: Wish) -> list[str]:
-        """What the user has named of a wish: facts that were told, and values of records in its words."""
+        """What the user has named of a wish: facts that were told, and values of records in its words. A
+        wish without facts of its own is about whoever has been identified."""
         told = [
             to_text(fact.value)
-            for name, fact in wish.facts.items()
+            for name, fact in (wish.facts or self.facts).items()
             if fact.value is not None and (name in self.search.told or self.knowledge.names(fact.value))
         ]
         spoken = f" {' '.join(piece for text in wish.says for piece in to_pieces(text))} "

@@ -95,13 +95,18 @@ class Teacher:
     def _say(self, texts: Iterable[str], fits: Callable[[str], bool], what: str) -> Steps[str]:
         """Say the first text that the user takes as it is meant, never one that was said before. One that
         breaks a rule of the policy is said only where no other would do."""
+        texts = iter(texts)
+        tried = next(texts, "")
+        texts = chain([tried] if tried else [], texts)
         fitting = islice((each for each in texts if each not in self.said and fits(each)), MOST_WORDINGS)
         text = first = next(fitting, None)
         while text is not None and not self.rulebook.may_say(text):
             text = next(fitting, None)
         text = text or first
         if text is None:
-            raise ModelError(f"the teacher found no words that the user understands {what}", blame="agent")
+            heard = f"; {tried!r} is answered {self.listener.answer(tried)!r}" if tried else ""
+            problem = f"the teacher found no words that the user understands {what}{heard}"
+            raise ModelError(problem, blame="agent")
         self.said.append(text)
         self.listener.hear(text)
         heard, _ = yield Reply(text)
