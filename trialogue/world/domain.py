@@ -228,7 +228,8 @@ def read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DomainError(f"the domain needs a file {path.name} at {path}") from None
+        hint = "; write {} into it if each task brings its own records" if path.suffix == ".json" else ""
+        raise DomainError(f"the domain needs a file {path.name} at {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DomainError(f"cannot read {path}: {error}") from None
 
