@@ -10,7 +10,7 @@ import pytest
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import EngineError
-from trialogue.learn.rows import to_rows
+from trialogue.learn.advantages import to_rows
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import read_about, read_config, read_lines, read_trajectories

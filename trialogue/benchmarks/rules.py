@@ -12,7 +12,10 @@ from trialogue.world.domain import ConversationRules
 
 @dataclass(frozen=True)
 class BenchmarkRules(ConversationRules):
-    """Only `is_over` caps a conversation; `limits.observations` and `limits.tool_errors` do not apply."""
+    """Only `is_over` caps a conversation: `limits.observations` and `limits.tool_errors` do not apply, and no
+    conversation ends as stuck."""
+
+    ends_stuck: bool = False
 
     def is_spent(self, limits: Limits, observations: int, failures: int) -> bool:
         return False

@@ -181,7 +181,7 @@ async def converse(
             observations += speaker is user
             if rules.is_last(turns):
                 return close("user_stop" if speaker is user else "agent_stop")
-            if speaker is user and (stuck := find_stuck(turns)) is not None:
+            if speaker is user and rules.ends_stuck and (stuck := find_stuck(turns)) is not None:
                 return close("stuck", stuck)
             speaker = agent if speaker is user else user
         if rules.is_spent(limits, observations, failures):

@@ -73,6 +73,8 @@ class ConversationRules:
     """True: keep only the first tool call of a message."""
     grade_at_cap: bool = False
     """True: grade a conversation that reached a cap, instead of giving it 0."""
+    ends_stuck: bool = True
+    """True: end a conversation in which nothing moves on any more (`talk.stuck`)."""
     adapt_agent: Callable[[Task, Any], Any] = _as_it_is
     """Wraps the agent's model, for example so that it writes its calls as text."""
 
