@@ -30,7 +30,7 @@ from trialogue.config import SftConfig, TrainConfig, load_config
 from trialogue.engine.api import LossFunction, Outputs, Row
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import ModelError
-from trialogue.learn.demo import COLD_START, LEVELS, RULES, refuse_unfinished, take_test
+from trialogue.learn.demo import COLD_START, LEVELS, refuse_unfinished, take_test
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import read_lines
@@ -106,7 +106,6 @@ async def run(name: str, demo: Path, out: Path) -> dict[str, Any]:
     place = [
         f"seed={summary['seed']}",
         f"tasks.levels={list(LEVELS)}",
-        RULES,
         f"run.directory={json.dumps(str(out))}",
         f"run.name={name.replace(' ', '-')}",
     ]

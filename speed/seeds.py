@@ -1,7 +1,7 @@
 # pyright: reportUnknownMemberType=false
 """Run the demonstration with several seeds, one curve each: python speed/seeds.py [--seeds 0 1 2] [--out DIR]
 
-Seeds finished in `--out` are not run again. Prints the table and writes `learning.png`.
+Seeds finished in `--out` are not run again. Prints the tables and writes `learning.png`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def draw(folders: dict[int, Path], target: Path) -> None:
             axes.errorbar([apart], [value["pass^1"]], yerr=reach, color=colour, marker="D", capsize=4)
     axes.set(
         xlabel="step",
-        ylabel="solved (pass^1)",
+        ylabel="solved, policy kept (pass^1)",
         ylim=(0, 1),
         title="Shop, level 1: dev tasks (lines), 256 test tasks before and after (95 %)",
     )
@@ -67,6 +67,28 @@ def show(value: dict[str, float]) -> str:
     return f"{value['pass^1']:.1%} | {value['low']:.0%}–{value['high']:.0%}"
 
 
+def show_tables(folders: dict[int, Path]) -> None:
+    """Each seed, and each family of tasks with all seeds, before and after."""
+    print("| Seed | after SFT | 95 % | after RL | 95 % | solved | policy kept | dev after RL | seconds |")
+    print("| --- |" + " ---: |" * 8)
+    families: dict[str, dict[str, list[str]]] = {}
+    for seed, folder in folders.items():
+        summary = json.loads((folder / "summary.json").read_text())
+        before, after = summary["after_sft"], summary["after_rl"]
+        cells = [show(before), show(after)]
+        cells += [f"{before[key]:.0%} → {after[key]:.0%}" for key in ("outcome", "compliant")]
+        cells += [f"{read_checks(folder)[-1]['pass^1']:.0%}", f"{summary['seconds']['total']:.0f}"]
+        print(f"| {seed} | {' | '.join(cells)} |")
+        for part in ("after-sft", "after-rl"):
+            result = json.loads((folder / f"test-{part}" / "result.json").read_text())
+            for name, figures in result["families"].items():
+                shares = families.setdefault(name, {}).setdefault(part, [])
+                shares.append(f"{100 * figures['pass^1']:.0f}")
+    print("\n| Family | after SFT, by seed | after RL, by seed |\n| --- | ---: | ---: |")
+    for name, parts in families.items():
+        print(f"| {name} | {' | '.join(', '.join(shares) + ' %' for shares in parts.values())} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -76,13 +98,7 @@ def main() -> None:
     for seed, folder in folders.items():
         if not (folder / "summary.json").exists():
             learn(seed, folder)
-    print("| Seed | after SFT | 95 % | after RL | 95 % | dev after RL | seconds |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for seed, folder in folders.items():
-        summary = json.loads((folder / "summary.json").read_text())
-        dev, seconds = read_checks(folder)[-1]["pass^1"], summary["seconds"]["total"]
-        before, after = show(summary["after_sft"]), show(summary["after_rl"])
-        print(f"| {seed} | {before} | {after} | {dev:.0%} | {seconds:.0f} |")
+    show_tables(folders)
     draw(folders, given.out / "learning.png")
 
 

@@ -60,6 +60,13 @@ def test_a_short_demonstration_is_real_and_never_silent(tmp_path: Path) -> None:
     assert not [line for line in lines if "%|" in line]
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text(encoding="utf-8"))
     assert summary["test_tasks"] == Size.fit(0.5).test_tasks
+    config = json.loads((tmp_path / "demo" / "rl" / "config.json").read_text(encoding="utf-8"))
+    assert config["reward"]["rules"] == "required"
+    for name in ("after_sft", "after_rl"):
+        figures = summary[name]
+        assert 0 <= figures["low"] <= figures["pass^1"] <= min(figures["outcome"], figures["compliant"])
+    assert any(" compliant=" in line for line in lines)
+    assert [line for line in lines if "solved, policy kept" in line]
     for name, count in (("test-after-sft", 32), ("test-after-rl", 32)):
         held = (tmp_path / "demo" / name / "trajectories" / "eval.jsonl").read_text(encoding="utf-8")
         assert len(held.splitlines()) >= count

@@ -288,16 +288,24 @@ def show_conversation(trajectory: Trajectory, place: str, console: Screen) -> No
 
 
 def show_demo(
-    before: dict[str, Any], after: dict[str, Any], summary: dict[str, Any], directory: Path
+    before: dict[str, Any],
+    after: dict[str, Any],
+    summary: dict[str, Any],
+    directory: Path,
+    console: Screen | None = None,
 ) -> None:
     """Show the result of the demonstration, before and after reinforcement learning."""
-    console = Screen()
-    rows = [("all", before, after)]
-    rows += [(name, before["families"][name], after["families"][name]) for name in before["families"]]
+    console = console or Screen()
+    rows: list[Row | None] = [("solved, policy kept", *_to_success(before), *_to_success(after))]
+    for name, key in (("solved", "outcome"), ("policy kept", "compliant")):
+        rows.append((name, f"{before[key]:.1%}", "–", f"{after[key]:.1%}", "–"))
+    rows.append(None)
+    for name, old in before["families"].items():
+        rows.append((name, *_to_success(old), *_to_success(after["families"][name])))
     console.print_table(
         f"{summary['test_tasks']} held-out test tasks",
         ("", "after SFT", "95 %", "after RL", "95 %"),
-        ((name, *_to_success(old), *_to_success(new)) for name, old, new in rows),
+        rows,
     )
     console.print(
         f"{summary['seconds']['total']:.0f} s in all; curve: {directory / 'curve.png'}", soft_wrap=True
