@@ -133,8 +133,6 @@ class Capabilities:
     """What an engine supports."""
 
     trains: Literal["full", "lora", "none"]
-    custom_losses: bool
-    prompt_logprobs: bool
     max_length: int
     vocabulary: int
 

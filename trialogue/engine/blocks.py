@@ -128,17 +128,10 @@ def attend_block_plainly(
 
 
 def backpropagate_block_plainly(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    sums: Tensor,
-    *,
-    scaling: float,
-    causal: bool,
+    *tensors: Tensor, scaling: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`backpropagate_block` by matmuls."""
+    """`backpropagate_block` by matmuls, of the same tensors."""
+    grad, query, key, value, output, sums = tensors
     heads = key.shape[1]
     grad_query = torch.empty_like(query)
     grad_key, grad_value = (torch.zeros_like(tensor, dtype=torch.float32) for tensor in (key, value))

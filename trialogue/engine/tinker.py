@@ -69,8 +69,6 @@ class TinkerEngine:
         self.sampler: Any = None
         self.capabilities = Capabilities(
             trains="lora",
-            custom_losses=True,
-            prompt_logprobs=False,
             max_length=max_length,
             vocabulary=1 << 30,
         )

@@ -118,8 +118,6 @@ class TorchEngine:
         config = model.config.get_text_config()
         self.capabilities = Capabilities(
             trains="full" if adapter is None else "lora",
-            custom_losses=True,
-            prompt_logprobs=True,
             max_length=getattr(config, "max_position_embeddings", 1 << 30),
             vocabulary=self.adapted.vocabulary,
         )
