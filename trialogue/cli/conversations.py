@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trialogue.cli.options import Asked, find_ask, find_keys, in_domain, to_resume
+from trialogue.cli.options import Asked, find_ask, find_keys, in_domain, resumable
 from trialogue.output import echo, echo_json
 
 if TYPE_CHECKING:
@@ -49,26 +49,17 @@ def _evaluate(kind: Literal["eval", "rollout"], asked: Asked, as_json: bool) -> 
     import asyncio
 
     from trialogue.config import EvalConfig
-    from trialogue.errors import BudgetError
     from trialogue.score.evaluate import evaluate
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_progress, show_result, tell_failed
 
     config = asked.to_config(EvalConfig)
     run: list[Path] = []
-    try:
-        with show_progress(quiet=as_json or "human" in (config.agent.model, config.user.model)):
-            result = asyncio.run(evaluate(config, kind=kind, resume=asked.resume, started=run.append))
-    except BudgetError as error:
-        echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
-        echo(f"  {to_resume(kind, run[0], config)} budget.usd=… or budget.tokens=…", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        if not run:
-            raise
-        echo(f"stopped; what was finished is in {run[0]}. Go on with:", err=True)
-        echo(f"  {to_resume(kind, run[0], config)}", err=True)
-        sys.exit(130)
+    with (
+        resumable(kind, run, config),
+        show_progress(quiet=as_json or "human" in (config.agent.model, config.user.model)),
+    ):
+        result = asyncio.run(evaluate(config, kind=kind, resume=asked.resume, started=run.append))
     write_report(Path(result["run"]))
     if as_json:
         echo_json({"pass^1": None, "pass^1_low": None, "pass^1_high": None, **result})

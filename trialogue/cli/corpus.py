@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trialogue.cli.options import SETTINGS, Asked, Whole, in_domain, offer, refuse_files, to_resume
+from trialogue.cli.options import SETTINGS, Asked, Whole, in_domain, offer, refuse_files, resumable
 from trialogue.output import echo, echo_json
 
 
@@ -74,24 +74,13 @@ def synthesize_verb(asked: Asked, as_json: bool) -> None:
 
     from trialogue.config import SynthesizeConfig
     from trialogue.corpus.synthesize import synthesize
-    from trialogue.errors import BudgetError
     from trialogue.view.report import write_report
     from trialogue.view.terminal import show_corpus, show_progress
 
     config = asked.to_config(SynthesizeConfig)
     run: list[Path] = []
-    try:
-        with show_progress(quiet=as_json):
-            result = asyncio.run(synthesize(config, resume=asked.resume, started=run.append))
-    except BudgetError as error:
-        echo(f"trialogue: {error}; what was held is in {run[0]}. Go on with more:", err=True)
-        echo(f"  {to_resume('synthesize', run[0], config)} budget.usd=… or budget.tokens=…", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        if not run:
-            raise
-        echo(f"stopped; go on with: {to_resume('synthesize', run[0], config)}", err=True)
-        sys.exit(130)
+    with resumable("synthesize", run, config), show_progress(quiet=as_json):
+        result = asyncio.run(synthesize(config, resume=asked.resume, started=run.append))
     write_report(Path(result["run"]))
     if as_json:
         echo_json(result)

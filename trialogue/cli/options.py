@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trialogue.output import confirm
+from trialogue.output import confirm, echo
 
 if TYPE_CHECKING:
     from trialogue.config import R
@@ -203,6 +204,25 @@ def find_ask() -> Callable[[str], bool] | None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     return confirm
+
+
+@contextmanager
+def resumable(verb: str, run: Sequence[Path], config: Any) -> Generator[None]:
+    """Say how to go on with a run that its budget or Ctrl-C stops. `run` holds it as soon as it is there."""
+    from trialogue.errors import BudgetError
+
+    try:
+        yield
+    except BudgetError as error:
+        echo(f"trialogue: {error}; what was finished is in {run[0]}. Go on with more:", err=True)
+        echo(f"  {to_resume(verb, run[0], config)} budget.usd=… or budget.tokens=…", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        if not run:
+            raise
+        echo(f"stopped; what was finished is in {run[0]}. Go on with:", err=True)
+        echo(f"  {to_resume(verb, run[0], config)}", err=True)
+        sys.exit(130)
 
 
 def to_resume(verb: str, run: Path, config: Any) -> str:
