@@ -112,7 +112,7 @@ def draw(folders: dict[int, Path], target: Path) -> None:
             return line["outcome"] if panel == 0 else 1 - line["compliant"]
         return line["breaches"].get(rules[panel - 2], 0) / line["conversations"]
 
-    for panel, (axes, title) in enumerate(zip(grid.flat, titles, strict=True)):
+    for panel, (axes, title) in enumerate(zip(grid.flat, titles, strict=False)):
         for name in ARMS:
             curves = [
                 [read(line, panel) for line in read_steps(folder / name)] for folder in folders.values()

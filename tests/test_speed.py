@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speed import growth, latency, reach, sample, step
+from speed import growth, latency, reach, rules_learning, sample, step
 from speed.__main__ import MEASUREMENTS, in_order, put, read_results, refuse_impossible, to_table
 from speed.measure import ROOT, Options, Part, alternate, compare, join_versions, to_json
 
@@ -170,3 +170,27 @@ def test_what_is_faster_than_the_machine_is_refused() -> None:
     half = compare("step", "s", [(1.0, 9.0)], "peer", bound=1.9)
     with pytest.raises(SystemExit, match=r"step: ours is 1\.90 times better than its bound"):
         refuse_impossible(half)
+
+
+def test_the_curves_of_learning_with_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, broken in (("sft", 0), ("report", 6), ("required", 1)):
+        step = {
+            "conversations": 8,
+            "outcome": 0.5,
+            "compliant": 1 - broken / 8,
+            "breaches": {"confirm": broken, "civil": 1},
+        }
+        for run, file, content in (
+            (name, "metrics.jsonl", step | {"step": 1}),
+            (f"test-{name}", "result.json", step),
+        ):
+            (tmp_path / run).mkdir()
+            figures = {"pass^1": 0.25, "pass^1_low": 0.1, "pass^1_high": 0.4, "turns": 12.0}
+            (tmp_path / run / file).write_text(json.dumps(content | figures) + "\n")
+    assert rules_learning.find_rules({0: tmp_path}) == ["confirm", "civil"]
+    rules_learning.show_tables({0: tmp_path})
+    told = capsys.readouterr().out
+    assert "| 0 | report | 50.0% | 25.0% | 25.0% (10%–40%) | 12.0 |" in told
+    assert "| confirm | 0.0% | 75.0% | 12.5% |" in told
+    rules_learning.draw({0: tmp_path}, tmp_path / "rules.png")
+    assert (tmp_path / "rules.png").read_bytes().startswith(b"\x89PNG")
