@@ -60,7 +60,8 @@ def starters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Domain]:
     write_domain(folder / "pastry", generated=True)
     names = [folder / "bakery", folder / "pastry", EXAMPLES / "library", EXAMPLES / "car_rental"]
     names += [DOMAINS / "bank_card", DOMAINS / "telecom"]
-    return {path.name: find_domain(str(path)) for path in names} | {"shop": find_domain("shop")}
+    endless = {"endless library": find_domain(str(EXAMPLES / "library" / "generated.py"))}
+    return {path.name: find_domain(str(path)) for path in names} | endless | {"shop": find_domain("shop")}
 
 
 def choose(domain: Domain) -> list[Task]:
@@ -70,7 +71,7 @@ def choose(domain: Domain) -> list[Task]:
 
 
 @pytest.mark.parametrize(
-    "name", ["bakery", "pastry", "library", "car_rental", "bank_card", "telecom", "shop"]
+    "name", ["bakery", "pastry", "library", "car_rental", "bank_card", "telecom", "endless library", "shop"]
 )
 async def test_every_task_is_solved_and_nothing_is_made_up(name: str, starters: dict[str, Domain]) -> None:
     domain = starters[name]

@@ -433,7 +433,7 @@ class Planner:
                     for each, item in zip(arguments, used, strict=False)
                 ):
                     continue
-                if self.search.try_call(tool, arguments) is not None:
+                if self.search.try_plainly(tool, arguments) is not None:
                     return Path([(tool.name, arguments)], [item.asks for item in used if item.asks])
         return None
 

@@ -57,7 +57,7 @@ class Rulebook:
         none."""
         if not self.rules:
             return None
-        ahead = [say(proposal), hear("Yes, please.")]
+        ahead = [say(proposal), hear("Yes, please.")] if proposal else []
         for number, call in enumerate(calls):
             result = search.try_call(search.environment.tools[call.name], dict(call.arguments))
             ahead += make(call, result or "{}", f"ahead_{number}")
@@ -79,9 +79,9 @@ def list_look_ups(search: Search) -> Iterator[tuple[Call, str]]:
             tried += 1
             if tried > MOST_TRIED:
                 return
-            result = search.try_call(tool, arguments)
+            result = search.try_plainly(tool, arguments)
             if result is not None:
-                yield Call(name=tool.name, arguments=arguments), result
+                yield Call(name=tool.name, arguments=arguments), result.text
 
 
 def say(text: str) -> Turn:

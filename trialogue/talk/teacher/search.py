@@ -225,6 +225,11 @@ class Search:
         return self.results[key]
 
     def _try_anew(self, tool: Tool, arguments: dict[str, Any]) -> str | None:
+        result = self.try_plainly(tool, arguments)
+        return None if result is None or is_empty(result) else result.text
+
+    def try_plainly(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult | None:
+        """The result of a call on a world like this one, though it is empty; None if it is refused."""
         environment = self.reopen() if tool.writes else self.environment
         try:
             result = environment.call(tool.name, arguments)
@@ -232,7 +237,7 @@ class Search:
             return None
         except Exception:  # noqa: BLE001 - a domain's own code may raise anything
             return None
-        return None if is_empty(result) else result.text
+        return None if result.failed else result
 
     def reopen(self) -> Environment:
         """The present world once more, for calls that may leave something behind."""

@@ -255,6 +255,7 @@ class Teacher:
             if work.say:
                 extra = yield from self._find_extra(work.say)
                 yield from self._say([extra], _anything, "as an answer")
+            yield from self._keep_rules([call], "")
             yield from self._call(call)
         made += yield from self._carry_out(waiting)
         extra = yield from self._find_extra(work.say)
@@ -276,12 +277,7 @@ class Teacher:
         if not calls:
             return []
         acts = self._list_acts(calls)
-        for _ in range(MOST_LOOK_UPS):
-            plain = f"Shall I {acts[0]}?"
-            look_up = self.rulebook.find_look_up(calls, plain, self.planner.search)
-            if look_up is None:
-                break
-            yield from self._call(look_up)
+        yield from self._keep_rules(calls, f"Shall I {acts[0]}?")
         texts = words.list_proposals(acts, self.random)
         heard = yield from self._say(texts, self.listener.is_proposal, "as asking for the final yes")
         if _NO.search(heard):
@@ -290,6 +286,14 @@ class Teacher:
             if not (yield from self._call(call)) and self.environment.domain.reward is None:
                 raise ModelError(f"a gold call was refused: {call.name}", blame="tool")
         return list(calls)
+
+    def _keep_rules(self, calls: Sequence[Call], proposal: str) -> Steps[None]:
+        """Make the look-ups that only the rules of the policy ask for."""
+        for _ in range(MOST_LOOK_UPS):
+            look_up = self.rulebook.find_look_up(calls, proposal, self.planner.search)
+            if look_up is None:
+                return
+            yield from self._call(look_up)
 
     def _request(self, call: Call, work: Work, made: Sequence[Call]) -> Steps[None]:
         """Report what was changed, then ask the user to use a tool of theirs."""
@@ -311,6 +315,11 @@ class Teacher:
         if call is not None:
             yield from self._prepare(call)
             acts = self._list_acts([call])
+        named = [
+            str(fact.value) for fact in work.wish.facts.values() if self.planner.knowledge.names(fact.value)
+        ]
+        if unsaid := [value for value in named if value not in acts[0]]:
+            acts = [f"{act}: {', '.join(unsaid)}" for act in acts]
         yield from self._say(
             words.list_proposals(acts, self.random), self.listener.is_proposal, "as asking for the final yes"
         )
