@@ -26,14 +26,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from trialogue.config import SftConfig, TrainConfig, load_config
+from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
 from trialogue.engine.api import LossFunction, Outputs, Row
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import ModelError
-from trialogue.learn.demo import COLD_START, LEVELS, refuse_unfinished, take_test
+from trialogue.learn.demo import COLD_START, LEVELS, TEST_TASKS
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import read_lines
+from trialogue.score.evaluate import evaluate
 from trialogue.score.reward import outcome
 from trialogue.talk.agenda import make_agenda_user
 from trialogue.talk.model import Model
@@ -126,8 +127,16 @@ async def run(name: str, demo: Path, out: Path) -> dict[str, Any]:
         if name.startswith("outages"):
             own.append(f"domain={__file__}:{name.removeprefix('outages ')}")
         model = await train(load_config(TrainConfig, None, [*place, *own]), watch=tell)
-    refuse_unfinished(model)
-    result = await take_test(model, f"test-{name.replace(' ', '-')}", place[:-1])
+    test = [
+        *place[:-1],
+        f"run.name=test-{name.replace(' ', '-')}",
+        f"agent.model={json.dumps(str(model))}",
+        f"tasks.count={TEST_TASKS}",
+        "limits.reply_tokens=64",
+        "limits.context_tokens=1024",
+        "rollout.concurrency=128",
+    ]
+    result = await evaluate(load_config(EvalConfig, None, test))
     return {"pass^1": result["pass^1"], "low": result["pass^1_low"], "high": result["pass^1_high"]}
 
 

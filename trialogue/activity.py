@@ -27,6 +27,8 @@ class Phase:
     began: float = field(default_factory=monotonic)
     first: int = 0
     """How much was done before, by the run that this one resumes."""
+    until: float | None = None
+    """When it is planned to be over (monotonic), where somebody has planned that."""
 
     def describe(self) -> str:
         if self.total is None:
@@ -37,6 +39,8 @@ class Phase:
 
     def estimate(self) -> float | None:
         """Seconds left at the pace so far; None where that cannot be told."""
+        if self.until is not None:
+            return max(0.0, self.until - monotonic()) or None
         fresh = self.done - self.first
         if self.total is None or fresh <= 0 or self.done >= self.total:
             return None
@@ -67,7 +71,8 @@ class Activity:
         if self.tokens > tokens:
             words.append(f"{self.tokens - tokens:,} tokens")
         words.append(f"{to_duration(monotonic() - phases[0].began)} so far")
-        counted = next((phase for phase in phases if phase.total is not None), phases[0])
+        planned = (phase for phase in phases if phase.total is not None or phase.until is not None)
+        counted = next(planned, phases[0])
         if (left := counted.estimate()) is not None:
             words.append(f"about {to_duration(left)} left")
         return ", ".join(words)
@@ -77,9 +82,11 @@ ACTIVITY = Activity()
 
 
 @contextmanager
-def phase(what: str, total: int | None = None, unit: str = "", done: int = 0) -> Generator[Phase]:
+def phase(
+    what: str, total: int | None = None, unit: str = "", done: int = 0, until: float | None = None
+) -> Generator[Phase]:
     """Say that something takes a while; whoever does it counts `done` up."""
-    made = Phase(what, total, unit, done, first=done)
+    made = Phase(what, total, unit, done, first=done, until=until)
     ACTIVITY.phases.append(made)
     try:
         yield made

@@ -150,6 +150,8 @@ class Tasks(Section):
     vary: bool | None = None
     """Give the tasks that are learned from fresh names, numbers and addresses each time. Where empty: if the
     domain has a list of tasks. Tasks that are evaluated on keep theirs."""
+    reword: bool = False
+    """Let the rule-based user of tasks that are learned from speak in more ways than the author wrote."""
     allow_test_split: bool = False
     """Let train and sft learn from tasks of the test split. The run and all its results are marked."""
 
@@ -251,7 +253,10 @@ class SftSettings(Section):
     eval_split: str = "dev"
     """Split of these tasks."""
     checkpoint_every: int = Field(default=200, ge=1)
-    """Steps between checkpoints."""
+    """Steps between checkpoints, and between measurements of the loss on held-out examples."""
+    patience: int = Field(default=0, ge=0)
+    """Measurements in a row without a lower loss on held-out examples after which training ends. The model of
+    the run is then that of the lowest. 0: all steps, and the model of the last."""
 
 
 class SftConfig(InDomain):

@@ -181,6 +181,9 @@ class Training(Section):
     """Split of these evaluations. Default: dev if the domain has it, else no evaluation."""
     eval_tasks: int = Field(default=100, ge=1)
     """Tasks of each evaluation, one greedy conversation each."""
+    patience: int = Field(default=0, ge=0)
+    """Evaluations in a row without a better one after which training ends. The model of the run is then that
+    of its best evaluation, the first one included. 0: all steps, and the model of the last."""
     checkpoint_every: int = Field(default=12, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 from trialogue.screen import Screen
-from trialogue.view.terminal import show_check, show_demo, show_result, tell_policy
+from trialogue.view.terminal import show_check, show_result, tell_policy
 
 
 def test_many_trials_fit(capsys: Any) -> None:
@@ -71,22 +70,3 @@ def test_a_sentence_without_a_rule_is_said_to_be_allowed() -> None:
         "policy: not checked by a rule, which is allowed: Be kind.",
         "policy: 1 rules stand for 1 of 2 sentences",
     ]
-
-
-def test_the_demonstration_tells_solved_from_kept(tmp_path: Path) -> None:
-    def figures(paid: float, outcome: float, kept: float) -> dict[str, Any]:
-        part = {"pass^1": paid, "pass^1_low": paid - 0.05, "pass^1_high": paid + 0.05}
-        return {**part, "outcome": outcome, "compliant": kept, "families": {"change_address": part}}
-
-    out = io.StringIO()
-    summary = {"test_tasks": 256, "seconds": {"total": 300.0}}
-    show_demo(figures(0.3, 0.6, 0.4), figures(0.9, 0.95, 0.91), summary, tmp_path, Screen(file=out, width=80))
-    rows = {
-        cells[0]: cells[1:]
-        for line in out.getvalue().splitlines()
-        if len(cells := [cell.strip() for cell in line.strip("│").split("│")]) == 5
-    }
-    assert rows["solved, policy kept"] == ["30.0%", "25%–35%", "90.0%", "85%–95%"]
-    assert rows["solved"] == ["60.0%", "–", "95.0%", "–"]
-    assert rows["policy kept"] == ["40.0%", "–", "91.0%", "–"]
-    assert rows["change_address"][0] == "30.0%"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +16,110 @@ from trialogue.output import echo, echo_json
 
 if TYPE_CHECKING:
     from trialogue.config import TrainConfig
+
+    Watch = Callable[[int, dict[str, Any]], None]
+
+
+@click.command("learn")
+@click.option(
+    "--minutes", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Time for everything."
+)
+@click.option("--model", default="tiny", show_default=True, help="What learns: as in learner.model.")
+@click.option("--from", "begin", metavar="RUN", help="Weights to begin with, in place of a cold start.")
+@click.option(
+    "--examples",
+    default="teacher",
+    show_default=True,
+    help="What is imitated: teacher, oracle, or recorded conversations (a run or a file).",
+)
+@click.option("--out", help="Folder for everything it writes. Default: runs/learn-NAME.")
+@in_domain("user", "reward", "seed", "data", "resume", "json")
+def learn_verb(
+    asked: Asked,
+    minutes: float,
+    model: str,
+    begin: str | None,
+    examples: str,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """From a DOMAIN to an evaluated agent: look at it, cold start, reinforcement, tests before and after.
+
+    \b
+    trialogue learn bakery
+    trialogue learn bakery --minutes 30 --model smollm2
+    trialogue learn bakery --resume runs/learn-bakery
+    """
+    from trialogue.learn.course import Course, learn
+    from trialogue.run import refuse_missing
+
+    words = [word for word in asked.to_words() if not word.startswith(("domain=", "seed="))]
+    if wrong := [word for word in words if word.startswith(("run.", "tasks.split", "tasks.count"))]:
+        raise click.UsageError(f"learn chooses {', '.join(wrong)} itself; leave it out")
+    if asked.domain is None:
+        raise click.UsageError("name a DOMAIN, such as shop (with --resume, too)")
+    for path in filter(None, (begin, asked.resume)):
+        refuse_missing(Path(path))
+    course = Course(
+        domain=asked.domain,
+        directory=asked.resume or Path(out or f"runs/learn-{to_stem(asked.domain)}"),
+        minutes=minutes,
+        seed=asked.options.get("seed") or 0,
+        model=model,
+        begin=Path(begin) if begin else None,
+        examples=examples,
+        words=tuple(words),
+    )
+    if asked.resume is None:
+        make_room(course.directory)
+    again = f"trialogue learn {shlex.quote(course.domain)} --resume {shlex.quote(str(course.directory))}"
+    hold_course(partial(learn, course), course.directory, as_json, again)
+
+
+def to_stem(domain: str) -> str:
+    """A domain's name as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(domain).stem if "/" in domain else domain).strip("-")
+
+
+def hold_course(
+    hold: Callable[[Callable[[str], None], Watch], Coroutine[Any, Any, dict[str, Any]]],
+    directory: Path,
+    as_json: bool,
+    again: str = "",
+) -> None:
+    """Hold a course, which is told where to say what comes next and what was learned, and show its result.
+    `again` goes on with one that was stopped."""
+    import asyncio
+
+    from trialogue.learn.course import Stopped
+    from trialogue.view.course import show_course, write_course_report
+    from trialogue.view.live import show_steps
+    from trialogue.view.report import write_report
+
+    try:
+        with show_steps(quiet=as_json) as watch:
+            summary = asyncio.run(hold(partial(echo, err=as_json), watch))
+    except Stopped as stopped:
+        echo(f"{stopped}; go on with: {again}")
+        return
+    except KeyboardInterrupt:
+        echo(f"stopped at once; go on with: {again}", err=True)
+        raise
+    for run in summary["runs"].values():
+        write_report(Path(run))
+    write_course_report(summary, directory)
+    if as_json:
+        echo_json(summary)
+    else:
+        show_course(summary, directory)
+
+
+def make_room(directory: Path) -> None:
+    """Rename the folder of an earlier course."""
+    from trialogue.run import set_aside
+
+    if (earlier := set_aside(directory)) is not None:
+        echo(f"what was in {directory} is now in {earlier}", err=True)
 
 
 @click.command("sft")
@@ -190,23 +297,8 @@ def demo_verb(out: str, minutes: float | None, seed: int | None, as_json: bool) 
     trialogue demo
     trialogue demo --minutes 1
     """
-    import asyncio
-    from functools import partial
-
     from trialogue.learn.demo import Size, demonstrate
-    from trialogue.run import set_aside
-    from trialogue.view.live import show_steps
-    from trialogue.view.terminal import show_demo
 
-    directory = Path(out)
-    earlier = set_aside(directory)
-    if earlier is not None:
-        echo(f"the demonstration before this one is now at {earlier}", err=True)
-    with show_steps(quiet=as_json) as watch:
-        size = Size() if minutes is None else Size.fit(minutes)
-        told = partial(echo, err=as_json)
-        result = asyncio.run(demonstrate(directory, seed or 0, told, watch, size))
-    if as_json:
-        echo_json(result["summary"])
-    else:
-        show_demo(result["before"], result["after"], result["summary"], directory)
+    size = Size() if minutes is None else Size.fit(minutes)
+    make_room(Path(out))
+    hold_course(partial(demonstrate, Path(out), seed or 0, size=size), Path(out), as_json)

@@ -13,7 +13,7 @@ from trialogue.cli.conversations import chat_verb, eval_verb, play_verb, rollout
 from trialogue.cli.corpus import draft_verb, review_verb, synthesize_verb
 from trialogue.cli.domains import check_verb, init_verb
 from trialogue.cli.entry import Verbs
-from trialogue.cli.learn import demo_verb, export_verb, sft_verb, train_verb
+from trialogue.cli.learn import demo_verb, export_verb, learn_verb, sft_verb, train_verb
 from trialogue.cli.machine import doctor_verb, plan_verb
 from trialogue.cli.options import offer
 from trialogue.cli.records import report_verb, score_verb, verify_verb, view_verb
@@ -56,7 +56,7 @@ for verb in (
     *(init_verb, check_verb),
     *(eval_verb, rollout_verb, play_verb, chat_verb),
     *(draft_verb, synthesize_verb, review_verb),
-    *(sft_verb, train_verb, export_verb, demo_verb, plan_verb, doctor_verb),
+    *(learn_verb, sft_verb, train_verb, export_verb, demo_verb, plan_verb, doctor_verb),
     *(score_verb, report_verb, verify_verb, view_verb, users_verb),
 ):
     main.add_command(verb)

@@ -124,6 +124,7 @@ def to_portable(config: TrainConfig) -> TrainConfig:
 
 UNKNOWN = (
     "training.curriculum",
+    "training.patience",
     "advantage.",
     "checks.",
     "stragglers.",

@@ -95,6 +95,41 @@ def settle_engine(choice: EngineChoice, learner: LearnerSettings) -> EngineChoic
     return choice.model_copy(update={"name": name})
 
 
+@dataclass(slots=True)
+class Best:
+    """The best of what was measured so far, and how often something worse came after it."""
+
+    patience: int
+    """Worse measurements in a row after which to stop. 0: never, and the best counts for nothing."""
+    step: int | None = None
+    value: float = 0.0
+    worse: int = 0
+
+    @classmethod
+    def restore(cls, patience: int, known: dict[str, Any] | None) -> Best:
+        """Go on from what a checkpoint kept."""
+        return cls(patience, **(known or {}))
+
+    def see(self, step: int, value: float) -> None:
+        """Take in a measurement; an equal one counts as better, because more was learned."""
+        if self.step is None or value >= self.value:
+            self.step, self.value, self.worse = step, value, 0
+        else:
+            self.worse += 1
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.patience) and self.worse >= self.patience
+
+    @property
+    def kept(self) -> int | None:
+        """The step whose weights are kept to the end; None for those of the last."""
+        return self.step if self.patience else None
+
+    def to_data(self) -> dict[str, Any]:
+        return {"step": self.step, "value": self.value, "worse": self.worse}
+
+
 class Checkpoints:
     """The checkpoints of a run. `finish` writes the model to where `eval --agent RUN` finds it."""
 
@@ -102,10 +137,14 @@ class Checkpoints:
         self.run, self.learner, self.keep = run, learner, keep
         self.folder = run.path / "checkpoints"
 
-    async def save(self, step: int, facts: dict[str, Any] | None = None) -> Path:
+    def find_folder(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    async def save(self, step: int, facts: dict[str, Any] | None = None, best: int | None = None) -> Path:
         """Save what is needed to continue after this step: weights, the state of the loop, and the length of
-        the run's records. The folder gets its name when it is complete and on the disk."""
-        target = self.folder / f"step-{step:06d}"
+        the run's records. The folder gets its name when it is complete and on the disk. Old ones are removed,
+        but for that of the `best` step."""
+        target = self.find_folder(step)
         if await asyncio.to_thread(find_damage, target) is None:
             return target  # the same step has been saved already
         partial = self.folder / f".partial-{step:06d}"
@@ -122,7 +161,8 @@ class Checkpoints:
             self._clear()
             raise
         for old in list_checkpoints(self.run.path)[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            if best is None or old != self.find_folder(best):
+                shutil.rmtree(old, ignore_errors=True)
         return target
 
     async def restore(self) -> dict[str, Any]:
@@ -141,9 +181,11 @@ class Checkpoints:
         self.run.rewind(facts["records"])
         return facts
 
-    async def finish(self) -> None:
-        """Put the final model at `model/`."""
+    async def finish(self, best: int | None = None) -> None:
+        """Put the final model at `model/`: that of the last step, or of the `best`."""
         found = list_checkpoints(self.run.path)
+        if best is not None:
+            found = [folder for folder in found if folder == self.find_folder(best)]
         if not found:
             raise RunError(f"{self.run.path} has no checkpoint to take the final model from")
         leave = shutil.ignore_patterns(

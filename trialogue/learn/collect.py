@@ -24,6 +24,7 @@ from trialogue.score.parties import Parties
 from trialogue.score.varied import vary_tasks
 from trialogue.talk.local import Sampler
 from trialogue.talk.model import ModelSource
+from trialogue.talk.rewording import reword
 from trialogue.talk.rollout import Deadline, derive_seed, hold_groups
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, in_order
@@ -278,6 +279,15 @@ class Collector:
 
 
 def choose_tasks(
+    domain: Domain, config: TrainConfig, step: int, draw: int, levels: Sequence[int]
+) -> list[Task]:
+    """The tasks of a step, in other words if that is set."""
+    chosen = draw_tasks(domain, config, step, draw, levels)
+    seed = derive_seed(config.seed, "reword", step, draw)
+    return [reword(task, seed) for task in chosen] if config.tasks.reword else chosen
+
+
+def draw_tasks(
     domain: Domain, config: TrainConfig, step: int, draw: int, levels: Sequence[int]
 ) -> list[Task]:
     """The tasks of a step. An endless domain makes new ones; a finite one is gone through in epochs."""

@@ -1,27 +1,23 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The demonstration: cold start, then reinforcement learning with a user in the loop, on a laptop's CPU.
+"""The demonstration: the course of the built-in shop with fixed sizes and a careless teacher.
 
 Before and after, the agent serves users it has never met: other people, products, order numbers and wording.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from trialogue.activity import phase
-from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
-from trialogue.errors import DomainError, RunError
+from trialogue.config import SftConfig, TrainConfig, Training
+from trialogue.errors import DomainError
 from trialogue.learn.collect import Watch, choose_tasks
-from trialogue.learn.sft import find_examples, sft
-from trialogue.learn.train import train
-from trialogue.run import read_about, read_lines, write_json
-from trialogue.score.evaluate import evaluate
+from trialogue.learn.course import Course, Sizes, cold_config, learn, warm_config
+from trialogue.learn.sft import find_examples
+from trialogue.learn.sizes import ColdStart, Reinforcement
 from trialogue.task import Task
 from trialogue.world.domains.shop.wording import collect_texts
 from trialogue.world.find import find_domain
@@ -81,92 +77,42 @@ class Size:
 async def demonstrate(
     directory: Path, seed: int, tell: Tell, watch: Watch, size: Size | None = None
 ) -> dict[str, Any]:
-    """Run the demonstration and write `summary.json` and `curve.png` to the directory.
-
-    Returns the two evaluations and the summary. `tell` is told what comes next, `watch` each step.
-    """
+    """Hold the course of the shop and return its summary."""
     size = size or Size()
     tell(size.describe())
-    clock = {"start": perf_counter()}
-    levels = f"tasks.levels={list(LEVELS)}"
-    place = [f"seed={seed}", levels, f"run.directory={json.dumps(str(directory))}"]
-
-    cold = load_config(SftConfig, None, [*place, f"sft.count={size.examples}", *COLD_START, "run.name=sft"])
-    start = f"learner.model={json.dumps(str(directory / 'sft'))}"
-    lengths = (
-        f"training.steps={size.steps}",
-        f"training.eval_every={size.eval_every}",
-        f"training.eval_tasks={size.dev_tasks}",
-    )
-    warm = load_config(TrainConfig, None, [*place, *lengths, "run.name=rl", start])
-
+    course = to_course(directory, seed, size)
+    assert course.sizes is not None
     with phase("comparing train and test tasks"):
         test = find_domain("shop").tasks("test", size.test_tasks, seed, levels=LEVELS)
+        cold, warm = cold_config(course, course.sizes), warm_config(course, course.sizes, Path("tiny"))
         overlap = find_overlap(find_learned(cold, warm), test)
         overlap |= collect_texts("train") & collect_texts("test")
     if overlap:
         raise DomainError(f"train and test tasks share {sorted(overlap)[:5]}")
     tell("train and test tasks share no person, product, order, address or wording")
-
-    tell(f"1. Cold start: imitate {size.examples:,} conversations of a careless teacher")
-    tuned = await sft(cold, watch=watch)
-    refuse_unfinished(tuned)
-    clock["sft"] = perf_counter()
-    tell(f"2. Test: {size.test_tasks} conversations with users it has never met")
-    before = await take_test(tuned, "test-after-sft", place, size.test_tasks)
-    clock["eval_sft"] = perf_counter()
-
-    tell(f"3. Reinforcement learning, {size.steps} steps: talk with users, learn from what came of it")
-    trained = await train(warm, watch=lambda step, said: watch(step, {"steps": size.steps, **said}))
-    refuse_unfinished(trained)
-    clock["rl"] = perf_counter()
-    tell("4. Test: the same tasks again")
-    after = await take_test(trained, "test-after-rl", place, size.test_tasks)
-    clock["end"] = perf_counter()
-
-    summary = {
-        "test_tasks": size.test_tasks,
-        "levels": list(LEVELS),
-        "after_sft": _figures(before),
-        "after_rl": _figures(after),
-        "seconds": {
-            "base": 0.0,
-            "sft": round(clock["sft"] - clock["start"], 1),
-            "rl": round(clock["rl"] - clock["eval_sft"], 1),
-            "eval": round(clock["eval_sft"] - clock["sft"] + clock["end"] - clock["rl"], 1),
-            "total": round(clock["end"] - clock["start"], 1),
-        },
-        "seed": seed,
-    }
-    write_json(directory / "summary.json", summary)
-    draw_curve(trained, summary, directory / "curve.png")
-    return {"summary": summary, "before": before, "after": after}
+    return await learn(course, tell, watch)
 
 
-def refuse_unfinished(run: Path) -> None:
-    """Stop where a part was stopped: later figures would describe a model that is half trained."""
-    if (state := read_about(run)["state"]) != "finished":
-        raise RunError(f"{run} is {state}, so the demonstration ends here; start it again with make demo")
-
-
-async def take_test(model: Path, name: str, place: Iterable[str], count: int = TEST_TASKS) -> dict[str, Any]:
-    settings = [
-        *place,
-        f"run.name={name}",
-        f"agent.model={json.dumps(str(model))}",
-        "tasks.split=test",
-        f"tasks.count={count}",
-        "limits.reply_tokens=64",
-        "limits.context_tokens=1024",
-        "rollout.concurrency=128",
-    ]
-    return await evaluate(load_config(EvalConfig, None, settings))
-
-
-def _figures(result: dict[str, Any]) -> dict[str, float]:
-    """Solved with the policy kept, its interval, solved whatever rules say, and how many kept every rule."""
-    interval = {"low": result["pass^1_low"], "high": result["pass^1_high"]}
-    return {name: result[name] for name in ("pass^1", "outcome", "compliant")} | interval
+def to_course(directory: Path, seed: int, size: Size) -> Course:
+    """The course of the demonstration: fixed sizes, the shop's own careless teacher, no early end."""
+    return Course(
+        domain="shop",
+        directory=directory,
+        minutes=MINUTES * size.steps / Size().steps,
+        seed=seed,
+        examples="oracle",
+        words=(f"tasks.levels={list(LEVELS)}",),
+        cold_words=(
+            *COLD_START,
+            "sft.patience=0",
+            f"sft.checkpoint_every={SftConfig().sft.checkpoint_every}",
+        ),
+        warm_words=("training.patience=0", f"training.checkpoint_every={Training().checkpoint_every}"),
+        sizes=Sizes(
+            ColdStart(size.examples, 1.0, size.test_tasks, size.dev_tasks),
+            warm=Reinforcement(size.steps, size.eval_every),
+        ),
+    )
 
 
 def find_learned(cold: SftConfig, warm: TrainConfig) -> Iterable[Task]:
@@ -202,57 +148,3 @@ def _marks(tasks: Iterable[Task]) -> Iterable[str]:
             facts.append(wish["facts"])
         for fact in chain.from_iterable(known.values() for known in facts):
             yield from fact.get("says", ())
-
-
-def draw_curve(run: Path, summary: dict[str, Any], target: Path) -> None:
-    """Plot success during training, and on the test tasks before and after."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    lines = [line for _, line in read_lines(run / "metrics.jsonl")]
-    steps = [line for line in lines if "kind" not in line]
-    checks = [line for line in lines if line.get("kind") == "eval"]
-    figure, axes = pyplot.subplots(figsize=(8, 4.2), dpi=120)
-    for key, style, label in (
-        ("success", "-", "train tasks, sampled"),
-        ("outcome", ":", "the same, whatever rules say"),
-    ):
-        values = [line.get(key, 0.0) for line in steps]
-        axes.plot([line["step"] for line in steps], values, style, color="#9db4c8", linewidth=1, label=label)
-    axes.errorbar(
-        [line["step"] for line in checks],
-        [line["pass^1"] for line in checks],
-        yerr=[
-            [line["pass^1"] - line["pass^1_low"] for line in checks],
-            [line["pass^1_high"] - line["pass^1"] for line in checks],
-        ],
-        color="#1f5f8b",
-        marker="o",
-        capsize=3,
-        label="dev tasks, greedy, 95 % interval",
-    )
-    last = max((line["step"] for line in steps), default=1)
-    for name, place, colour in (("after_sft", 0, "#b4436c"), ("after_rl", last, "#2e7d4f")):
-        value = summary[name]
-        axes.errorbar(
-            [place],
-            [value["pass^1"]],
-            yerr=[[value["pass^1"] - value["low"]], [value["high"] - value["pass^1"]]],
-            color=colour,
-            marker="D",
-            capsize=4,
-            label=f"{summary['test_tasks']} test tasks {name.replace('_', ' ')}",
-        )
-    axes.set(
-        xlabel="step",
-        ylabel="solved, policy kept (pass^1)",
-        ylim=(0, 1),
-        title="Learning to serve users: shop",
-    )
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(target)
-    pyplot.close(figure)

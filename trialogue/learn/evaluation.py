@@ -39,13 +39,14 @@ class Evaluation:
         lines = read_metrics(self.run.path)
         return any(line.get("kind") == "eval" and line.get("step") == step for line in lines)
 
-    async def evaluate(self, step: int) -> None:
-        """Hold one greedy conversation of each task and record the figures."""
+    async def evaluate(self, step: int) -> float | None:
+        """Hold one greedy conversation of each task and record the figures. Returns the success rate; None
+        where there is none."""
         config, run, learner = self.config, self.run, self.learner
         split = config.training.eval_split or "dev"
         tasks = find_eval_tasks(self.domain, config, split) if config.training.eval_every else []
         if not tasks:
-            return
+            return None
         started = perf_counter()
         settings = replace(self.parties.to_settings(config), name=f"eval-{step}/", exclude=False)
         agent = learner.agent(config.limits, temperature=0.0)
@@ -68,6 +69,7 @@ class Evaluation:
             await learner.engine.publish()  # the next step begins as it would after resuming
         if self.watch is not None:
             self.watch(step, metrics)
+        return metrics.get("pass^1")
 
 
 def find_eval_tasks(domain: Domain, config: TrainConfig, split: str) -> list[Task]:

@@ -18,7 +18,7 @@ from trialogue.digests import refuse_injured
 from trialogue.engine.api import Row
 from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
 from trialogue.learn.advantages import to_rows
-from trialogue.learn.checkpoint import Checkpoints, Interrupt, load_learner, save_and_raise
+from trialogue.learn.checkpoint import Best, Checkpoints, Interrupt, load_learner, save_and_raise
 from trialogue.learn.checks import Checks, to_finite
 from trialogue.learn.collect import Gate, Watch, is_varied
 from trialogue.learn.evaluation import Evaluation
@@ -38,6 +38,7 @@ from trialogue.talk.find import find_model
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.prompts import collect_prompts
 from trialogue.talk.render.api import Renderer, with_tokens
+from trialogue.talk.rewording import reword
 from trialogue.talk.rollout import RolloutSettings, derive_seed, rollout
 from trialogue.talk.teacher.teacher import make_teacher
 from trialogue.talk.users import user_prompt
@@ -85,6 +86,7 @@ async def sft(
         parties.account.load(read_ledger(run.path))
         parties.record(config.user, run.path)
         first, checks = int(known.get("step", 0)), Checks(streaks=known.get("streaks"))
+        best = Best.restore(settings.patience, known.get("best"))
         if started is not None:
             started(run.path)
 
@@ -100,7 +102,8 @@ async def sft(
     state, reached = "failed", first
 
     async def save() -> None:
-        await checkpoints.save(reached, {"streaks": checks.streaks})
+        facts = {"streaks": checks.streaks, "best": best.to_data()}
+        await checkpoints.save(reached, facts, best.kept)
 
     try:
         examples = await collect(domain, config, source, parties.user)
@@ -117,6 +120,8 @@ async def sft(
             phase("learning", steps, "steps", first) as seen,
         ):
             for step in range(first, steps):
+                if best.is_over:
+                    break
                 began = perf_counter()
                 throughput.begin()
                 batch = choose_batch(rows, settings.batch, step, config.seed)
@@ -133,6 +138,7 @@ async def sft(
                 due = step + 1 == steps or (step + 1) % settings.checkpoint_every == 0
                 if due and held_out:
                     metrics["validation_loss"] = await measure_loss(learner.engine, held_out)
+                    best.see(step + 1, -metrics["validation_loss"])
                 run.add_metrics(to_finite(metrics))
                 seconds = perf_counter() - began
                 speeds = throughput.measure(batch, rollout=0.0, update=seconds)
@@ -145,8 +151,11 @@ async def sft(
                 if stop:
                     state = "stopped"
                     return run.path
-        await evaluate(steps)
-        await checkpoints.finish()
+        if best.kept not in (None, reached):
+            await learner.engine.load_state(checkpoints.find_folder(best.kept))
+            await learner.engine.publish()
+        await evaluate(reached)
+        await checkpoints.finish(best.kept)
         state = "finished"
         return run.path
     except OutOfMemory as error:
@@ -184,7 +193,9 @@ def find_examples(domain: Domain, config: SftConfig) -> list[Trajectory] | list[
     to_teacher(domain, config.sft)
     wanted, seed = config.tasks, derive_seed(config.seed, "examples")
     tasks = domain.tasks(wanted.split, config.sft.count, seed, levels=wanted.levels, families=wanted.families)
-    return repeat_varied(domain, tasks, config.sft.count, seed) if is_varied(domain, wanted.vary) else tasks
+    if is_varied(domain, wanted.vary):
+        tasks = repeat_varied(domain, tasks, config.sft.count, seed)
+    return [reword(task, seed) for task in tasks] if wanted.reword else tasks
 
 
 def repeat_varied(domain: Domain, tasks: list[Task], count: int, seed: int) -> list[Task]:

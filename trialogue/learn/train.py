@@ -20,6 +20,7 @@ from trialogue.engine.api import OptimParams, Row
 from trialogue.errors import BudgetError, ConfigError, OutOfMemory, RunError
 from trialogue.learn.advantages import find_advantage
 from trialogue.learn.checkpoint import (
+    Best,
     Checkpoints,
     Interrupt,
     Learner,
@@ -51,18 +52,20 @@ async def train(
     resume: Path | None = None,
     watch: Watch | None = None,
     started: Callable[[Path], None] | None = None,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train and return the run directory.
 
     Ctrl-C, and a budget that is spent, save a checkpoint; `resume` continues exactly there. Replies of the
     user that were paid for are recorded and not asked for again. `watch` is called with the metrics of each
-    step, `started` with the run directory as soon as it is there.
+    step, `started` with the run directory as soon as it is there. `is_late` is asked after each step whether
+    that was the last one.
     """
     training = await open_training(settle_config(config, "train", resume), resume, watch, started)
     state: State = "failed"
     try:
-        if await training.run_steps():
-            await training.checkpoints.finish()
+        if await training.run_steps(is_late):
+            await training.checkpoints.finish(training.best.kept)
             state = "finished"
         else:
             state = "stopped"
@@ -96,12 +99,13 @@ class TrainingRun:
     checks: Checks
     checkpoints: Checkpoints
     evaluation: Evaluation
+    best: Best
     marks: Sequence[str]
     reached: int
     """Steps done, in earlier runs too."""
     watch: Watch | None
 
-    async def run_steps(self) -> bool:
+    async def run_steps(self, is_late: Callable[[], bool]) -> bool:
         """Run the steps that are left. Returns False when Ctrl-C ended them early; that step is saved."""
         steps, engine = self.config.training.steps, self.learner.engine
         with (
@@ -112,8 +116,8 @@ class TrainingRun:
                 *(self.run, self.config, self.collector, self.parties, self.checks, self.marks),
                 *(self.measure_throughput(), seen, self.watch),
             )
-            if self.is_evaluation_due() and not self.evaluation.is_recorded(self.reached):
-                await self.evaluation.evaluate(self.reached)
+            if self.is_due(self.config.training.eval_every, self.reached == steps):
+                await self.evaluate()
             for step in range(self.reached, steps):
                 record.begin(engine.weight_version)
                 optim = to_optim(self.config.optimizer, step, steps)
@@ -121,33 +125,43 @@ class TrainingRun:
                 self.reached = step + 1
                 metrics = record.finish(step)
                 self.collector.adjust_level(metrics.get("reward", 0.0))
+                is_last = self.reached == steps or is_late()
                 is_stopping = interrupt.asked  # read once: what is stopped has been saved
-                if not is_stopping and self.is_evaluation_due():
-                    await self.evaluation.evaluate(self.reached)
-                if is_stopping or self.is_save_due():
+                if not is_stopping and self.is_due(self.config.training.eval_every, is_last):
+                    await self.evaluate()
+                if is_stopping or self.is_due(self.config.training.checkpoint_every, is_last):
                     await self.save()
                 if is_stopping:
                     return False
+                if is_last or self.best.is_over:
+                    break
         return True
 
     def measure_throughput(self) -> Throughput:
         learners = [self.learner, *([self.reference] if self.reference is not None else [])]
         return Throughput([learner.engine for learner in learners], self.config.learner.peak_tflops)
 
-    def is_save_due(self) -> bool:
-        training = self.config.training
-        return self.reached == training.steps or self.reached % training.checkpoint_every == 0
+    def is_due(self, every: int, is_last: bool) -> bool:
+        """Whether something that is done so often is due after the step reached."""
+        return every > 0 and (is_last or self.reached % every == 0)
 
-    def is_evaluation_due(self) -> bool:
-        training = self.config.training
-        every = training.eval_every
-        return every > 0 and (self.reached % every == 0 or self.reached == training.steps)
+    async def evaluate(self) -> None:
+        """Evaluate on dev tasks, unless that is on record. The best weights so far are saved."""
+        if self.evaluation.is_recorded(self.reached):
+            return
+        success = await self.evaluation.evaluate(self.reached)
+        if success is not None:
+            self.best.see(self.reached, success)
+            if self.best.kept == self.reached:
+                await self.save()
 
     async def save(self) -> None:
         """Save a checkpoint after the step reached."""
         async with self.gate.closed():  # an engine never has to save while it samples
-            state = {"streaks": self.checks.streaks, **self.collector.to_data(self.reached)}
-            await self.checkpoints.save(self.reached, state)
+            state = {"streaks": self.checks.streaks, "best": self.best.to_data()}
+            await self.checkpoints.save(
+                self.reached, {**state, **self.collector.to_data(self.reached)}, self.best.kept
+            )
 
     def tell_stopping(self) -> None:
         if self.watch is not None:
@@ -219,6 +233,7 @@ async def open_training(
         checks=checks,
         checkpoints=checkpoints,
         evaluation=evaluation,
+        best=Best.restore(config.training.patience, known.get("best")),
         marks=marks,
         reached=int(known.get("step", 0)),
         watch=watch,

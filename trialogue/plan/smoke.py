@@ -26,12 +26,12 @@ async def smoke(
     Writes `report.md` and `report.json` to the directory."""
     from trialogue.learn.demo import Size, demonstrate
 
-    told = await demonstrate(directory, 0, tell, watch, Size.fit(minutes))
+    summary = await demonstrate(directory, 0, tell, watch, Size.fit(minutes))
     report = {
         "versions": find_versions(),
         "findings": [{name: getattr(one, name) for name in ("name", "state", "found")} for one in findings],
-        "summary": told["summary"],
-        "step": compare_step(directory / "rl", told["summary"]["seconds"]["rl"]),
+        "summary": summary,
+        "step": compare_step(directory / "rl", summary["seconds"]["rl"]),
     }
     write_json(directory / "report.json", report)
     write(directory / "report.md", redact(to_text(report)))

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -285,36 +284,6 @@ def show_conversation(trajectory: Trajectory, place: str, console: Screen) -> No
         word = "accepted" if verdict["accepted"] else f"rejected: {', '.join(verdict.get('reasons', ()))}"
         by = f" by {verdict['by']}" if verdict.get("by") else ""
         console.print(one_line(f"{verdict['stage']}{by}: {word} {verdict.get('note', '')}", "magenta"))
-
-
-def show_demo(
-    before: dict[str, Any],
-    after: dict[str, Any],
-    summary: dict[str, Any],
-    directory: Path,
-    console: Screen | None = None,
-) -> None:
-    """Show the result of the demonstration, before and after reinforcement learning."""
-    console = console or Screen()
-    rows: list[Row | None] = [("solved, policy kept", *_to_success(before), *_to_success(after))]
-    for name, key in (("solved", "outcome"), ("policy kept", "compliant")):
-        rows.append((name, f"{before[key]:.1%}", "–", f"{after[key]:.1%}", "–"))
-    rows.append(None)
-    for name, old in before["families"].items():
-        rows.append((name, *_to_success(old), *_to_success(after["families"][name])))
-    console.print_table(
-        f"{summary['test_tasks']} held-out test tasks",
-        ("", "after SFT", "95 %", "after RL", "95 %"),
-        rows,
-    )
-    console.print(
-        f"{summary['seconds']['total']:.0f} s in all; curve: {directory / 'curve.png'}", soft_wrap=True
-    )
-    console.print(f"talk to it: trialogue chat {directory / 'rl'}", soft_wrap=True)
-
-
-def _to_success(figures: dict[str, Any]) -> Row:
-    return f"{figures['pass^1']:.1%}", f"{figures['pass^1_low']:.0%}–{figures['pass^1_high']:.0%}"
 
 
 def show_users(result: dict[str, Any], console: Screen | None = None) -> None:
