@@ -238,6 +238,9 @@ class SftSettings(Section):
     """Conversations the oracle or teacher holds."""
     faults: float = Field(default=0.0, ge=0, le=1)
     """Probability of each kind of mistake that the oracle makes."""
+    plain: bool = False
+    """The teacher always takes its first wording: a model of a few million weights spends itself on the
+    choice of words otherwise."""
     only_successes: bool = True
     """Leave out conversations whose reward does not count as a success."""
     side: Literal["agent", "user"] = "agent"

@@ -20,9 +20,9 @@ from trialogue.config import SftConfig, load_config
 from trialogue.engine.api import Row
 from trialogue.engine.tiny import train_tokenizer
 from trialogue.errors import ConfigError, TrialogueError
-from trialogue.learn.checkpoint import load_learner
+from trialogue.learn.checkpoint import Best, load_learner
 from trialogue.learn.sft import choose_batch, collect, measure_loss, sft, split_rows, to_example_rows
-from trialogue.run import list_checkpoints, read_config, read_lines
+from trialogue.run import list_checkpoints, read_about, read_config, read_lines
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.render.tiny import COMPACT_TOKENS
 from trialogue.task import Call, Expected, Task
@@ -37,6 +37,40 @@ Configure = Callable[..., SftConfig]
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     return [line for _, line in read_lines(run / "metrics.jsonl")]
+
+
+def test_the_best_is_kept_and_patience_ends() -> None:
+    best = Best(patience=2)
+    assert best.kept is None
+    for step, value in ((1, 0.5), (2, 0.4), (3, 0.5), (4, 0.3)):
+        best.see(step, value)
+    assert (best.kept, best.worse, best.is_over) == (3, 1, False)  # an equal one counts as better
+    again = Best.restore(2, best.to_data())
+    again.see(5, 0.2)
+    assert (again.kept, again.is_over) == (3, True)
+    careless = Best.restore(0, again.to_data())
+    assert (careless.kept, careless.is_over) == (None, False)
+
+
+async def test_imitation_ends_when_the_held_out_loss_rises_and_keeps_the_lowest(
+    sft_config: Configure,
+) -> None:
+    run = await sft(
+        sft_config(
+            sft__epochs=60.0,
+            sft__validation=0.34,
+            sft__checkpoint_every=1,
+            sft__patience=2,
+            optimizer__learning_rate=0.3,
+        )
+    )
+    losses = [line["validation_loss"] for line in read_metrics(run)]
+    best = min(range(len(losses)), key=lambda place: (losses[place], -place))
+    assert len(losses) == best + 3 < 60
+    kept = run / "checkpoints" / f"step-{best + 1:06d}" / "model.safetensors"
+    model = load_file(run / "model" / "model.safetensors")
+    assert all(bool((value == model[name]).all()) for name, value in load_file(kept).items())
+    assert read_about(run)["state"] == "finished"
 
 
 async def test_the_loss_falls_and_the_run_is_documented(sft_config: Configure) -> None:

@@ -120,6 +120,26 @@ async def test_a_run_leaves_what_is_documented(train_config: Configure, trained:
     assert [path.name for path in list_checkpoints(run)] == ["step-000003", "step-000004"]
 
 
+async def test_a_run_that_is_late_ends_with_its_best_weights(train_config: Configure, trained: Path) -> None:
+    config = train_config(
+        learner__model=str(trained),
+        training__steps=9,
+        training__eval_every=4,
+        training__patience=3,
+        training__keep_checkpoints=1,
+    )
+    asked: list[bool] = []
+    run = await train(config, is_late=lambda: asked.append(True) or len(asked) == 2)
+    lines = [line for _, line in read_lines(run / "metrics.jsonl")]
+    assert [line["step"] for line in lines if "kind" not in line] == [1, 2]
+    checks = [(line["pass^1"], line["step"]) for line in lines if line.get("kind") == "eval"]
+    assert [step for _, step in checks] == [0, 2]
+    assert read_about(run)["state"] == "finished"
+    best = run / "checkpoints" / f"step-{max(checks)[1]:06d}" / "model.safetensors"
+    model = load_file(run / "model" / "model.safetensors")
+    assert all(bool((value == model[name]).all()) for name, value in load_file(best).items())
+
+
 async def test_a_checkpoint_is_an_agent(train_config: Configure, trained: Path) -> None:
     config = train_config(learner__model=str(trained), training__steps=1)
     run = await train(config)

@@ -35,6 +35,7 @@ from trialogue.score.compliance import RuleUsage
 from trialogue.score.reward import grade
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.teacher.knowledge import Knowledge
+from trialogue.talk.teacher.teacher import make_teacher
 from trialogue.talk.teacher.words import list_names, sample, to_participle
 from trialogue.world.domain import from_list
 from trialogue.world.scaffold import write_domain
@@ -328,3 +329,19 @@ def test_a_value_is_determined_by_what_the_user_said_of_its_record(starters: dic
     assert not alone.is_determined("A1")  # the only one looked up is not the only one there is
     alone.hear("the plum cake")
     assert alone.is_determined("A1")
+
+
+async def test_a_plain_teacher_says_one_thing_in_one_way(starters: dict[str, Domain]) -> None:
+    domain = starters["car_rental"]
+    tasks = domain.tasks("train", 30, 3)
+    settings = RolloutSettings(grade=grade, redraws=0)
+    openings: list[set[str]] = []
+    for plain in (False, True):
+        groups = rollout(
+            domain, tasks, make_teacher(domain, plain), find_model("agenda", "user", domain), settings
+        )
+        held = [item async for group in groups for item in group.everything]
+        assert all(item.is_success for item in held)
+        openings.append({say_what(item)[0] for item in held})
+    assert len(openings[0]) > 5
+    assert len(openings[1]) == 1

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -48,6 +48,7 @@ COLD_RATES = {True: 2e-3, False: 1e-4}
 WARM_RATES = {True: 2.5e-4, False: 1e-5}
 """Learning rate of reinforcement."""
 REWORD = "tasks.reword=true"
+"""Users of training tasks speak in more ways than the author wrote, where sizes are planned."""
 PATIENCE = 3
 """Measurements without a better one after which a part ends, and the best weights count."""
 PARTS = {
@@ -83,12 +84,16 @@ class Course:
 
     def to_config(self, kind: type[C], name: str, *words: str) -> C:
         """The settings of one part."""
-        own = {word for word in self.words if word.partition("=")[0].split(".")[0] in kind.model_fields}
-        place = (f"domain={json.dumps(self.domain)}", f"seed={self.seed}", f"run.name={name}")
-        folder = f"run.directory={json.dumps(str(self.directory))}"
-        return load_config(
-            kind, None, [*place, folder, *words, *(word for word in self.words if word in own)]
+        place = (
+            f"domain={json.dumps(self.domain)}",
+            f"seed={self.seed}",
+            f"run.directory={json.dumps(str(self.directory))}",
+            f"run.name={name}",
         )
+        usual = (REWORD,) if self.sizes is None else ()
+        sections = kind.model_fields
+        known = (word for word in self.words if word.partition("=")[0].split(".")[0] in sections)
+        return load_config(kind, None, [*place, *usual, *words, *known])
 
 
 @dataclass(slots=True)
@@ -133,9 +138,10 @@ async def learn(course: Course, tell: Tell, watch: Watch) -> dict[str, Any]:
     with clock.part("test-after-sft", f"{sizes.cold.test_tasks} conversations with users it has never met"):
         before = await take_test(course, sizes, cold, "test-after-sft")
 
-    sizes = settle_steps(course, sizes, clock)
+    sizes = settle_steps(course, sizes, clock, before)
     with clock.part("rl", describe_warm(sizes, before)):
-        done = await reinforce(course, sizes, cold, clock, watch)
+        late = clock.end - 1.2 * before["wall_seconds"]  # the same test comes after it
+        done = await reinforce(course, sizes, cold, watch, late)
     with clock.part("test-after-rl", "" if done != cold else "left out, nothing was learned since"):
         after = before if done == cold else await take_test(course, sizes, done, "test-after-rl")
 
@@ -163,14 +169,13 @@ async def look(domain: Domain, course: Course, tell: Tell) -> list[str]:
     return findings
 
 
-async def reinforce(course: Course, sizes: Sizes, cold: Path, clock: Clock, watch: Watch) -> Path:
+async def reinforce(course: Course, sizes: Sizes, cold: Path, watch: Watch, late: float) -> Path:
     """Reinforcement that ends when its time is over; the model as it is where there is no time for any."""
     if sizes.warm is None or not sizes.warm.steps:
         return cold
-    end = clock.end - 1.2 * clock.seconds["test-after-sft"]  # the same test comes after it
 
     def is_late() -> bool:
-        return course.sizes is None and monotonic() > end
+        return course.sizes is None and monotonic() > late
 
     return await take_part(train, warm_config(course, sizes, cold), watch, is_late=is_late)
 
@@ -239,6 +244,7 @@ def cold_config(course: Course, sizes: Sizes) -> SftConfig:
         f"sft.batch={BATCH}",
         f"sft.checkpoint_every={max(1, cold.steps // 10)}",
         f"sft.patience={PATIENCE}",
+        f"sft.plain={str(sizes.is_small).lower()}",
         f"optimizer.learning_rate={COLD_RATES[sizes.is_small]}",
         *course.cold_words,
     )
@@ -293,11 +299,10 @@ async def plan(course: Course, domain: Domain) -> Sizes:
         f"sft.examples={json.dumps(course.examples)}",
         *course.cold_words,
     )
+    small = is_small(config.learner.model)
     pace = await measure_pace(domain, config)
     reply, context = plan_lengths(pace)
-    return Sizes(
-        plan_cold_start(course.minutes, pace, recorded), pace, reply, context, is_small(config.learner.model)
-    )
+    return Sizes(plan_cold_start(course.minutes, pace, recorded), pace, reply, context, small)
 
 
 def write_sizes(course: Course, sizes: Sizes) -> None:
@@ -306,14 +311,14 @@ def write_sizes(course: Course, sizes: Sizes) -> None:
     write_json(course.directory / "course.json", {**plain, "sizes": asdict(sizes)})
 
 
-def settle_steps(course: Course, sizes: Sizes, clock: Clock) -> Sizes:
+def settle_steps(course: Course, sizes: Sizes, clock: Clock, before: dict[str, Any]) -> Sizes:
     """The sizes with those of reinforcement, for the time that is left."""
     if sizes.warm is not None:
         return sizes
     assert sizes.pace is not None
-    tested = clock.seconds["test-after-sft"] / sizes.cold.test_tasks
+    tested = before["wall_seconds"] / before["tasks"]
     warm = plan_reinforcement(clock.left, sizes.pace, tested, sizes.cold)
-    settled = Sizes(sizes.cold, sizes.pace, sizes.reply_tokens, sizes.context_tokens, sizes.is_small, warm)
+    settled = replace(sizes, warm=warm)
     write_sizes(course, settled)
     return settled
 

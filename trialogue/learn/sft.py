@@ -303,7 +303,7 @@ def to_teacher(domain: Domain, settings: SftSettings) -> ModelSource:
                 f"{domain.name} is taught by the teacher, which makes no mistakes on purpose; leave "
                 "sft.faults out, or give the domain an oracle that takes them"
             )
-        return make_teacher(domain)
+        return make_teacher(domain, settings.plain)
     faults = settings.faults
     if not faults:
         return oracle

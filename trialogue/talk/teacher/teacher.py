@@ -10,10 +10,10 @@ it changes them, asks for a yes with the values of the change, and reports what 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, MutableSequence, Sequence
 from itertools import chain, islice
 from random import Random
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trialogue.errors import ConfigError, DomainError, ModelError
 from trialogue.messages import ToolCall
@@ -30,6 +30,9 @@ from trialogue.task import Call, Task
 from trialogue.trajectory import Reply, Turn
 from trialogue.world.domain import Domain
 from trialogue.world.tools import Tool
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
 
 T = TypeVar("T")
 Steps = Generator[Reply, tuple[str, bool], T]
@@ -474,6 +477,29 @@ def _anything(text: str) -> bool:
     return True
 
 
-def make_teacher(domain: Domain) -> Callable[[Task, int], Teacher]:
-    """The teacher of a domain, as a source of models."""
-    return lambda task, seed: Teacher(domain, task, seed)
+class First(Random):
+    """Draws nothing: always the first, in the order that is there."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
+        return seq[0]
+
+    def sample(self, population: Sequence[T], k: int, *, counts: Iterable[int] | None = None) -> list[T]:
+        return list(population)[:k]
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        pass
+
+
+def make_teacher(domain: Domain, plain: bool = False) -> Callable[[Task, int], Teacher]:
+    """The teacher of a domain, as a source of models. A `plain` one has one wording for each thing."""
+
+    def make(task: Task, seed: int) -> Teacher:
+        teacher = Teacher(domain, task, seed)
+        if plain:
+            teacher.random = First()
+        return teacher
+
+    return make
