@@ -383,7 +383,7 @@ def list_runs(directory: Path) -> list[str]:
 
 
 def to_interval(figures: dict[str, Any]) -> dict[str, float]:
-    """Success with its interval; where a policy has rules, also success whatever they say, and who kept all."""
+    """Success with its interval; where a policy has rules, also success whatever they say, and kept rules."""
     interval = {"pass^1": figures["pass^1"], "low": figures["pass^1_low"], "high": figures["pass^1_high"]}
     return interval | {name: figures[name] for name in ("outcome", "compliant") if name in figures}
 
