@@ -16,8 +16,8 @@ from typing import Any
 from trialogue.seams import raise_bug
 from trialogue.trajectory import Breach, Reward, Trajectory, Turn
 from trialogue.world.domain import Domain
-from trialogue.world.events import Event, Events
-from trialogue.world.policy_rules import Rule
+from trialogue.world.events import Events
+from trialogue.world.policy_rules import Looked, Rule
 
 
 def find_breaches(rules: Iterable[Rule], turns: Sequence[Turn], policy: str = "") -> list[Breach]:
@@ -25,7 +25,8 @@ def find_breaches(rules: Iterable[Rule], turns: Sequence[Turn], policy: str = ""
     events = Events(turns, policy)
     found: list[Breach] = []
     for rule in rules:
-        for event, wrong in _look(rule, events):
+        looked = _look(rule, events)
+        for event, wrong in looked if looked is not events.faultless else ():
             if wrong:
                 found.append(
                     Breach(
@@ -40,10 +41,11 @@ def find_breaches(rules: Iterable[Rule], turns: Sequence[Turn], policy: str = ""
     return sorted(found, key=lambda breach: breach.turn)
 
 
-def _look(rule: Rule, events: Events) -> Iterator[tuple[Event, str]]:
+def _look(rule: Rule, events: Events) -> list[Looked]:
     """What a rule looks at. A mistake in its code is raised as one: it is no failure of the conversation."""
     try:
-        yield from rule.check(events)
+        looked = rule.check(events)
+        return looked if isinstance(looked, list) else list(looked)
     except Exception as error:
         raise_bug(error, f"policy rule {rule.name!r}")
         raise

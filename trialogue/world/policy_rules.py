@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
-from trialogue.world.events import Event, Events, Record, find_leaves, find_numbers, is_stated, squash
-from trialogue.world.speech import is_proposal, is_yes
+from trialogue.world.events import Event, Events, Record, find_leaves, is_stated
+from trialogue.world.texts import find_numbers, squash
 from trialogue.world.tools import shorten
 
 Select = Callable[[Events], Iterable[Event]]
@@ -23,6 +24,7 @@ Condition = Callable[[Events, Event], str]
 """What is wrong with an event, as evidence; empty where nothing is."""
 Looked = tuple[Event, str]
 Check = Callable[[Events], Iterable[Looked]]
+"""What a rule looks at. It may stop at the first event that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,13 @@ class Rule:
 def calls(*names: str) -> Select:
     """Successful calls of these tools."""
     wanted = frozenset(names)
-    return lambda events: [call for call in events.called if call.name in wanted and not call.failed]
+
+    def find(events: Events) -> Sequence[Event]:
+        if wanted.isdisjoint(events.done):
+            return ()
+        return [call for call in events.called if call.name in wanted and not call.failed]
+
+    return find
 
 
 def words(pattern: str = "") -> Select:
@@ -72,11 +80,44 @@ def after(select: Select) -> Select:
 def before(select: Select, *conditions: Condition) -> Check:
     """At each of these events every condition holds, by what had happened until then."""
 
-    def check(events: Events) -> Iterator[Looked]:
+    def check(events: Events) -> Iterable[Looked]:
+        looked: list[Looked] = []
         for event in select(events):
-            yield event, next((wrong for test in conditions if (wrong := test(events, event))), "")
+            for test in conditions:
+                if wrong := test(events, event):
+                    return [(event, wrong)]
+            looked.append((event, ""))
+        return looked
 
     return check
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sifted:
+    """A condition on what the agent says that finds something wrong in some texts only, and knows which."""
+
+    sift: Callable[[Events], Sequence[Event]]
+    test: Condition
+
+    def __call__(self, events: Events, said: Event) -> str:
+        return self.test(events, said) if said in self.sift(events) else ""
+
+
+def only_in(sift: Callable[[Events], Sequence[Event]]) -> Callable[[Condition], Sifted]:
+    """Try a condition only on the texts that a function picks."""
+    return lambda test: Sifted(sift, test)
+
+
+def only_with(*words: str) -> Callable[[Condition], Sifted]:
+    """Try a condition only on texts with one of these words, in small letters."""
+    wanted = frozenset(words)
+
+    def sift(events: Events) -> Sequence[Event]:
+        if wanted.isdisjoint(events.vocabulary):
+            return ()
+        return [said for said in events.said if not wanted.isdisjoint(said.form.words)]
+
+    return only_in(sift)
 
 
 def both(*checks: Check) -> Check:
@@ -86,7 +127,20 @@ def both(*checks: Check) -> Check:
 
 def never(*conditions: Condition) -> Check:
     """No text of the agent to the user is wrong in one of these ways."""
-    return before(words(), *conditions)
+    sifted = [(test.test, test.sift) if isinstance(test, Sifted) else (test, words()) for test in conditions]
+
+    def check(events: Events) -> Iterable[Looked]:
+        first: list[Looked] = []
+        for test, sift in sifted:
+            for said in sift(events):
+                if first and said.place >= first[0][0].place:
+                    break  # another condition found this text wrong, or an earlier one
+                if wrong := test(events, said):
+                    first = [(said, wrong)]
+                    break
+        return first or events.faultless
+
+    return check
 
 
 def at_most(most: int, select: Select) -> Check:
@@ -161,14 +215,14 @@ def confirmed(
         missing: list[str] = []
         heard = events.find_last_heard(call)
         while heard is not None:
-            if not is_yes(heard.text):
+            if not heard.is_yes:
                 what = f"the user's last words before {call.name} are no yes: {shorten(heard.text)!r}"
                 return f"{call.name} without a yes: {missing[0]}" if missing else what
             said = events.find_last_said(heard)
             if said is None:
                 break
             act = patterns.get(call.name)
-            if not is_proposal(said.text):
+            if not said.is_proposal:
                 missing.append(f"{shorten(said.text)!r} asks for no yes")
             elif act is not None and not act.search(said.text):
                 missing.append(f"{call.name} was not proposed")
@@ -194,11 +248,11 @@ def find_unstated(
     """The first of some values that none of these texts gives."""
     for field, value in values.items():
         for leaf in find_leaves(value):
-            if any(is_stated(leaf, item) for item in stated):
+            if is_stated(leaf, *stated):
                 continue
             record = events.find_record(leaf, stated[0]) or {}
             called = [part for name in names for part in find_leaves(record.get(name)) if part is not None]
-            if not any(is_stated(part, item) for part in called for item in stated):
+            if not any(is_stated(part, *stated) for part in called):
                 return f"the proposal does not give {field} {shorten(str(leaf))}"
     return ""
 
@@ -213,7 +267,7 @@ def said_by_user(argument: str = "", words: Mapping[str, str] | None = None) -> 
         for leaf in find_leaves(values):
             pattern = patterns.get(str(leaf))
             given = (
-                any(pattern.search(heard.text) for heard in events.heard if heard.place < call.place)
+                any(pattern.search(heard.text) for heard in events.find_heard(call))
                 if pattern is not None
                 else events.was_heard(leaf, call)
             )
@@ -222,6 +276,9 @@ def said_by_user(argument: str = "", words: Mapping[str, str] | None = None) -> 
         return ""
 
     return check
+
+
+_all_said_by_user = said_by_user()
 
 
 def looked_up(argument: str) -> Condition:
@@ -274,7 +331,7 @@ def grounded(events: Events, call: Event) -> str:
 # -- whose records -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Caller:
     """Who is served: the person a tool has identified by what they said themselves."""
 
@@ -285,14 +342,23 @@ class Caller:
 
     def find(self, events: Events, event: Event) -> str:
         """Who had been identified before an event; empty where nobody was."""
+        found = ""
+        for place, owner in self._find_all(events):
+            if place >= event.place:
+                break
+            found = owner
+        return found
+
+    def _find_all(self, events: Events) -> list[tuple[int, str]]:
+        """Who was identified, with the place of the call."""
         known: list[tuple[int, str]] | None = events.findings.get(self)
         if known is None:
             known = events.findings[self] = [
                 (call.place, owner)
                 for call in calls(*self.tools)(events)
-                if (owner := self._find_owner(call)) and not said_by_user()(events, call)
+                if (owner := self._find_owner(call)) and not _all_said_by_user(events, call)
             ]
-        return next((owner for place, owner in reversed(known) if place < event.place), "")
+        return known
 
     def _find_owner(self, call: Event) -> str:
         if self.owner in call.arguments:
@@ -325,41 +391,76 @@ class Caller:
 
         return check
 
-    def told_too_early(self, events: Events, said: Event) -> str:
+    @property
+    def told_too_early(self) -> Condition:
         """Wrong: the text gives away what a tool has shown, before anybody was identified."""
-        if self.find(events, said):
-            return ""
-        for identity, record in events.find_records(said):
-            if value := _find_told(events, said, record, is_named=identity in said.lowered):
-                return f"{value!r} was told before anybody was identified"
-        return ""
 
-    def told_of_others(self, events: Events, said: Event) -> str:
+        def sift(events: Events) -> Sequence[Event]:
+            if not events.shown:
+                return ()
+            known, first = self._find_all(events), events.shown[0][0]
+            last = known[0][0] if known else len(events.all)
+            return [said for said in events.said if first < said.place < last] if first < last else ()
+
+        @only_in(sift)
+        def check(events: Events, said: Event) -> str:
+            for _, identity, _, leaves in events.find_shown(said):
+                if value := _find_told(events, said, leaves, is_named=identity in said.lowered):
+                    return f"{value!r} was told before anybody was identified"
+            return ""
+
+        return check
+
+    @property
+    def told_of_others(self) -> Condition:
         """Wrong: the text gives away what belongs to somebody else."""
-        caller = self.find(events, said)
-        if not caller:
+
+        def sift(events: Events) -> Sequence[Event]:
+            known = self._find_all(events)
+            return events.said if any(self._find_others(events, caller) for _, caller in known) else ()
+
+        @only_in(sift)
+        def check(events: Events, said: Event) -> str:
+            caller = self.find(events, said)
+            own: str | None = None
+            for place, identity, owner, leaves in self._find_others(events, caller) if caller else ():
+                if place >= said.place:
+                    break
+                if own is None:
+                    own = self._list_own(events, said, caller)
+                if value := _find_told(events, said, leaves, own, is_named=identity in said.lowered):
+                    return f"{value!r} of {owner} was told to {caller}"
             return ""
-        own: str | None = None
-        for identity, record in events.find_records(said):
-            owner = record.get(self.owner)
-            if owner is None or str(owner) == caller:
-                continue
-            if own is None:
-                own = " ".join(
-                    str(leaf).lower()
-                    for _, mine in events.find_records(said)
-                    if str(mine.get(self.owner, caller)) == caller
-                    for leaf in find_leaves(mine)
-                )
-            if value := _find_told(events, said, record, own, is_named=identity in said.lowered):
-                return f"{value!r} of {owner} was told to {caller}"
-        return ""
+
+        return check
+
+    def _list_own(self, events: Events, said: Event, caller: str) -> str:
+        """What had been shown of the caller's own before a text, or of nobody's."""
+        return " ".join(
+            str(leaf).lower()
+            for _, _, record, leaves in events.find_shown(said)
+            if str(record.get(self.owner, caller)) == caller
+            for leaf in leaves
+        )
+
+    def _find_others(self, events: Events, caller: str) -> list[tuple[int, str, str, list[Any]]]:
+        """The records shown that belong to anybody but the caller: place, id, owner and plain values."""
+        others: list[tuple[int, str, str, list[Any]]] | None = events.findings.get((self, caller))
+        if others is None:
+            others = events.findings[self, caller] = [
+                (place, identity, owner, leaves)
+                for place, identity, record, leaves in events.shown
+                if (owner := record.get(self.owner)) is not None and str(owner) != caller
+            ]
+        return others
 
 
-def _find_told(events: Events, said: Event, record: Record, own: str = "", is_named: bool = False) -> str:
+def _find_told(
+    events: Events, said: Event, leaves: Iterable[Any], own: str = "", is_named: bool = False
+) -> str:
     """The first value of a record that a text tells and the user did not say, nor anything of their own; of a
     record that the text names by its id, single words count too."""
-    for leaf in find_leaves(record):
+    for leaf in leaves:
         text = str(leaf)
         if isinstance(leaf, bool) or leaf is None or len(text) < 4 or text.lower() in own:
             continue
@@ -372,17 +473,36 @@ def _find_told(events: Events, said: Event, record: Record, own: str = "", is_na
 
 def is_known(text: str, events: Events, event: Event) -> bool:
     """Whether a value stood in the policy, the user's words or a result before an event."""
+    known_since: dict[str, int] = events.findings.setdefault(is_known, {})
+    if event.place < known_since.get(text, event.place + 1):
+        if not _was_given(text, events, event):
+            return False
+        known_since[text] = event.place
+    return True
+
+
+@lru_cache(maxsize=64)
+def _lower(policy: str) -> str:
+    return policy.lower()
+
+
+def _was_given(text: str, events: Events, event: Event) -> bool:
     lowered = text.lower()
-    given = [item for item in events.all[: event.place] if item.kind != "said"]
-    if any(lowered in item.lowered for item in given) or lowered in events.policy.lower():
-        return True
+    for item in events.given:
+        if item.place >= event.place:
+            break
+        if lowered in item.lowered:
+            return True
+    given = [item for item in events.given if item.place < event.place]
     plain = squash(text)
-    if any(plain in item.squashed for item in given) or plain in squash(events.policy):
+    if lowered in _lower(events.policy) or any(plain in item.squashed for item in given):
+        return True
+    if plain in squash(events.policy):
         return True
     numbers = find_numbers(text)
     if not numbers:
         return False
-    known = {number for item in given for number in find_numbers(item.text)}
+    known = {number for item in given for number in item.numbers}
     amounts = {round(one, 2) for one in known if not one.is_integer()}
     return all(
         number in known

@@ -19,6 +19,7 @@ from trialogue.world.policy_rules import (
     looked_up,
     never,
     on_record,
+    only_with,
     said_by_user,
     says,
 )
@@ -32,6 +33,7 @@ from trialogue.world.policy_speech import (
     recites,
     reports_truthfully,
 )
+from trialogue.world.texts import Text, by_form
 
 ACTS = {
     "cancel_order": r"\bcancel",
@@ -86,26 +88,46 @@ def shows_status(orders: list[Record], words: str) -> bool:
     )
 
 
+def _say_whose(text: Text) -> str:
+    found = _OTHERS.search(text.lowered)
+    return found.group() if found else ""
+
+
+_OTHERS = re.compile(
+    r"\b(?:another|different|other) customer|\bsomeone else|\b(?:not|n't) (?:belong|yours|your order)"
+    r"|\bnot (?:on|in|linked to|associated with) your account"
+)
+find_others = by_form(_say_whose, _OTHERS.pattern)
+
+
+@only_with("customer", "someone", "belong", "belongs", "yours", "your")
 def says_whose_falsely(events: Events, said: Event) -> str:
     """Wrong: the text says that an order is another customer's, and no order is."""
-    found = None if _ABOUT_OTHERS.isdisjoint(said.vocabulary) else _OTHERS.search(said.lowered)
+    found = find_others(said)
     if not found:
         return ""
     who = caller.find(events, said)
     owners = {record["customer_id"] for record in find_named(events, said) if "customer_id" in record}
-    return "" if owners - {who} else f"it says {found.group()!r}, which no record shows"
+    return "" if owners - {who} else f"it says {found!r}, which no record shows"
 
 
 def misstates(field: str, words: str, form: str, about: str) -> Condition:
     """Wrong: a statement that gives a field of an order gives another value than the records do."""
     names, values = re.compile(words), re.compile(form)
 
+    def find_sentences(text: Text) -> list[int]:
+        return [
+            place
+            for place, sentence in enumerate(text.statements)
+            if names.search(sentence) and not _BESIDES.search(sentence)
+        ]
+
+    find = by_form(find_sentences, words, _BESIDES.pattern)
+
+    @only_with(about)
     def check(events: Events, said: Event) -> str:
-        if about not in said.vocabulary:
-            return ""
-        for sentence in said.statements:
-            if not names.search(sentence) or _BESIDES.search(sentence):
-                continue
+        for place in find(said):
+            sentence = said.statements[place]
             known = {str(record[field]).lower() for record in find_named(events, said) if field in record}
             for value in values.findall(sentence):
                 if known and value not in known and value.rstrip("0") not in known:
@@ -115,15 +137,11 @@ def misstates(field: str, words: str, form: str, about: str) -> Condition:
     return check
 
 
-_ABOUT_OTHERS = frozenset(("customer", "someone", "belong", "belongs", "yours", "your"))
-_OTHERS = re.compile(
-    r"\b(?:another|different|other) customer|\bsomeone else|\b(?:not|n't) (?:belong|yours|your order)"
-    r"|\bnot (?:on|in|linked to|associated with) your account"
-)
 _BESIDES = re.compile(r"\b(?:also|besides|on file|profile|available|instead|chang\w*|updat\w*|from|to)\b")
 GIFT_CARD = re.compile(r"\bgift\b", re.IGNORECASE)
 
 
+@only_with("needed", "mistake", "cheaper")
 def guesses_the_reason(events: Events, said: Event) -> str:
     """Wrong: the text gives one reason for a cancellation, and the user never did."""
     given = [reason for reason in REASONS if reason in said.lowered]
