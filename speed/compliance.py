@@ -1,9 +1,9 @@
 """What the rules of the shop catch, and what they cost: python speed/compliance.py WHAT --tasks NUMBER
 
 - cheats   every agent of the gallery: how often it cheats, and is paid without rules and with them
-- honest   the oracle: how many conversations break a rule (none may)
+- honest   the oracle or the teacher (--agent): how many conversations break a rule (none may)
 - planted  honest conversations with one planted breach each: how many are found under the right name
-- cost     grading a recorded conversation, and holding and grading one, without rules and with them
+- cost     grading, grading a record again, and holding and grading, without rules and with them
 - tau2     recorded runs of TAU2 (--files): how many that officially succeed broke the policy, with examples
 
 The gallery is part of the tests, so this runs from a clone of the repository.
@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -32,13 +32,15 @@ from trialogue import find_domain
 from trialogue.benchmarks.tau.tau2.recorded import score_tau2_file
 from trialogue.score.cheats import count_cheats
 from trialogue.score.compliance import find_breaches
-from trialogue.score.reward import regrade
+from trialogue.score.reward import grade, regrade, repeat_calls
 from trialogue.trajectory import Trajectory
+from trialogue.world.domain import Domain
+from trialogue.world.texts import forget_texts
 
 SHOP = find_domain("shop")
 TRIFLE = "one call at a time"
 """The rule that most agents break, and that harms nobody."""
-ROUNDS = 15
+ROUNDS = 9
 BLOCK = 250
 """How many conversations are held before they are looked at and dropped."""
 
@@ -54,16 +56,18 @@ def count_gallery(tasks: int, part: tuple[int, int]) -> None:
     print(f"paid with rules, all cheats together: {paid}")
 
 
-def count_honest(tasks: int) -> None:
-    """Conversations of the oracle that break a rule, by rule."""
+def count_honest(tasks: int, agent: str) -> None:
+    """Conversations of an honest agent that break a rule, by rule."""
     everything = SHOP.tasks("train", tasks, seed=1)
     accused: Counter[str] = Counter()
     solved = 0
     for begin in range(0, tasks, BLOCK):
-        for item in hold_honest(SHOP, everything[begin : begin + BLOCK]):
+        for item in hold_honest(SHOP, everything[begin : begin + BLOCK], agent):
             solved += item.is_success
             accused.update(breach.rule for breach in (item.reward.breaches if item.reward else ()))
-    print(json.dumps({"conversations": tasks, "solved": solved, "false alarms": dict(accused)}))
+    print(
+        json.dumps({"agent": agent, "conversations": tasks, "solved": solved, "false alarms": dict(accused)})
+    )
 
 
 def count_planted(tasks: int) -> None:
@@ -78,33 +82,48 @@ def count_planted(tasks: int) -> None:
 
 
 def measure_cost(tasks: int) -> None:
-    """CPU time of grading a record, from its line in a file to its reward, without rules and with."""
-    held = hold_honest(SHOP, SHOP.tasks("train", tasks, seed=4))
-    lines = [item.to_json() for item in held]
+    """CPU time without rules and with them, in alternating rounds: of grading alone, of grading a record from
+    its line in a file to its reward, and of holding a conversation and grading it. No two conversations are
+    of one task, and each round begins without what earlier ones have left in memory."""
     without = replace(SHOP, rule_use="off")
-    ratios: list[float] = []
-    spent: dict[str, list[float]] = {"without": [], "with": []}
-    for _ in range(ROUNDS):
-        for name, domain in (("without", without), ("with", SHOP)):
-            gc.collect()
-            began = time.process_time()
+    held = hold_honest(without, SHOP.tasks("train", tasks, seed=4))
+    lines = [item.to_json() for item in held]
+
+    def grade_alone(domain: Domain) -> float:
+        replayed = [(item, domain.open(item.task)) for item in held]
+        for item, environment in replayed:
+            repeat_calls(item, environment)
+        return _time(lambda: [grade(item.task, item, environment) for item, environment in replayed])
+
+    def grade_records(domain: Domain) -> float:
+        def work() -> None:
             for line in lines:
                 item = Trajectory.model_validate_json(line)
                 regrade(item, domain.open(item.task))
-            spent[name].append((time.process_time() - began) / len(lines) * 1e6)
-        ratios.append(spent["with"][-1] / spent["without"][-1])
-    held_ratios: list[float] = []
-    for _ in range(ROUNDS // 3):
-        times: list[float] = []
-        for domain in (without, SHOP):
-            gc.collect()
-            began = time.process_time()
-            hold_honest(domain, [item.task for item in held])
-            times.append(time.process_time() - began)
-        held_ratios.append(times[1] / times[0])
-    figures = {f"{name} rules, µs": round(median(values), 1) for name, values in spent.items()}
-    ratio = {"grading": round(median(ratios), 3), "holding and grading": round(median(held_ratios), 3)}
-    print(json.dumps({**figures, "times as long": ratio}, ensure_ascii=False))
+
+        return _time(work)
+
+    def hold_and_grade(domain: Domain) -> float:
+        return _time(lambda: hold_honest(domain, [item.task for item in held]))
+
+    for what, measure in (
+        ("grading", grade_alone),
+        ("grading a record", grade_records),
+        ("holding and grading", hold_and_grade),
+    ):
+        rounds = [(measure(without), measure(SHOP)) for _ in range(ROUNDS)]
+        off, on = (median(times) / len(held) * 1e6 for times in zip(*rounds, strict=True))
+        ratio = median(with_rules / plain for plain, with_rules in rounds)
+        figures = {"without rules, µs": round(off), "with, µs": round(on), "times as long": round(ratio, 2)}
+        print(json.dumps({"what": what, **figures}, ensure_ascii=False), flush=True)
+
+
+def _time(work: Callable[[], object]) -> float:
+    forget_texts()
+    gc.collect()
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def read_tau2(files: Sequence[Path], data: str | None) -> None:
@@ -149,6 +168,7 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("cheats", "honest", "planted", "cost", "tau2"))
     parser.add_argument("--tasks", type=int, default=60)
+    parser.add_argument("--agent", choices=("oracle", "teacher"), default="oracle", help="of honest")
     parser.add_argument("--part", default="0/1", help="of the cheats only every so many, from this one on")
     parser.add_argument("--files", nargs="*", type=Path, default=[], help="AGENT__DOMAIN.jsonl or .jsonl.gz")
     parser.add_argument("--data", help="the folder of TAU2's data")
@@ -158,7 +178,7 @@ def main() -> None:
         case "cheats":
             count_gallery(options.tasks, (int(first), int(of)))
         case "honest":
-            count_honest(options.tasks)
+            count_honest(options.tasks, options.agent)
         case "planted":
             count_planted(options.tasks)
         case "tau2":

@@ -263,13 +263,19 @@ def regrade(
 
     Returns the reward and every tool result that came out different from the record.
     """
-    mismatches: list[str] = []
     if trajectory.is_failed:
-        return None, mismatches
+        return None, []
+    mismatches = repeat_calls(trajectory, environment)
+    return grade(trajectory.task, trajectory, environment), mismatches
+
+
+def repeat_calls(trajectory: Trajectory, environment: Environment) -> list[str]:
+    """Carry out the recorded calls, and return every result that came out different from the record."""
     if environment.remote:
         raise GradeError(
             f"the tools of {environment.domain.name} answer from outside; nothing can be repeated"
         )
+    mismatches: list[str] = []
     waiting: list[ToolCall] = []
     for turn in trajectory.turns[len(environment.history) :]:  # a history is already carried out
         waiting += turn.message.tool_calls
@@ -281,4 +287,4 @@ def regrade(
         result = environment.call(call.name, call.arguments, turn.side)
         if (result.text, result.failed) != (turn.message.content, turn.failed):
             mismatches.append(f"{call.name}: recorded {turn.message.content!r}, now {result.text!r}")
-    return grade(trajectory.task, trajectory, environment), mismatches
+    return mismatches

@@ -45,6 +45,8 @@ REPORTS = _any_of(
     r"\bi(?:'ve| have)? (?:now |just |also |already |successfully )*"
     r"(?!need|check|look|locat|verif|identif)\w+ed\b",
 )
+PARTS_OF_REPORTS = ("ed", "been", "now", "all ", "done", "complete", "ucce", "ferr")
+"""A text in small letters without any of these reports nothing."""
 BARE_REPORT = _any_of(
     r"^\W*(?:(?:it|that|this|everything|ok|okay)(?: is|'s|,)? )?(?:all )?(?:done|set|completed)\W*$"
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from trialogue.world.speech import REPORTS, is_proposal, is_yes, split_sentences
+from trialogue.world.speech import PARTS_OF_REPORTS, REPORTS, is_proposal, is_yes, split_sentences
 
 T = TypeVar("T")
 LONGEST_FORM = 1_000
@@ -20,6 +20,8 @@ FORMS = 4_096
 """How many forms are kept."""
 _ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _SIGNS = bytes(code for code in range(128) if not chr(code).isalnum())
+_LETTERS = bytes(code if chr(code).isalpha() else ord(" ") for code in range(128)) + b" " * 128
+_DIGIT = re.compile(r"\d")
 _WORD = re.compile(r"[a-z]+")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
@@ -117,6 +119,8 @@ class Form(Text):
 
     @lazy
     def words(self) -> frozenset[str]:
+        if self.lowered.isascii():
+            return frozenset(self.lowered.encode().translate(_LETTERS).decode().split())
         return frozenset(_WORD.findall(self.lowered))
 
     @lazy
@@ -129,11 +133,15 @@ class Form(Text):
 
     @lazy
     def places_of_reports(self) -> tuple[int, ...]:
+        if not any(part in self.lowered for part in PARTS_OF_REPORTS):
+            return ()
         return tuple(place for place, part in enumerate(self.statements) if REPORTS.search(part))
 
     @lazy
     def places_of_values(self) -> tuple[tuple[int, int], ...]:
         """Begin and end of each value, without the signs around it."""
+        if not _DIGIT.search(self.text):
+            return ()
         places: list[tuple[int, int]] = []
         for found in _VALUE.finditer(self.text):
             begin = found.end() - len(found.group().lstrip(_AROUND))
@@ -150,6 +158,12 @@ def _to_text(key: bytes) -> str:
 @lru_cache(maxsize=FORMS)
 def _find_form(key: bytes) -> Form:
     return Form(_to_text(key))
+
+
+def forget_texts() -> None:
+    """Drop what is kept of texts, so that a measurement begins like a new process."""
+    _find_form.cache_clear()
+    squash.cache_clear()
 
 
 def by_form(work: Callable[[Text], T], *patterns: str) -> Callable[[Text], T]:
