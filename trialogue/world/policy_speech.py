@@ -104,16 +104,24 @@ def recites(most: int, pattern: str, what: str, about: Iterable[str] = ()) -> Co
     """Wrong: the text lists more different things of one kind than an answer needs. Texts without any of the
     words `about` it are not searched."""
     compiled = re.compile(pattern)
+    needed = frozenset(about)
     has_many = by_form(lambda text: len(compiled.findall(text.lowered)) > most, pattern)
 
+    def sift(events: Events) -> list[Event]:
+        if needed and needed.isdisjoint(events.vocabulary):
+            return []
+        return [
+            said
+            for said in events.said
+            if not (needed and needed.isdisjoint(said.form.words)) and has_many(said)
+        ]
+
+    @only_in(sift)
     def check(events: Events, said: Event) -> str:
         found = set(compiled.findall(said.lowered))
         return f"it recites {len(found)} {what}" if len(found) > most else ""
 
-    needed = tuple(about)
-    if needed:
-        return only_with(*needed)(check)
-    return only_in(lambda events: [said for said in events.said if has_many(said)])(check)
+    return check
 
 
 def reads_out(most: int) -> Condition:
