@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -68,6 +70,19 @@ TOOLS = list(Phone.load({}).tools.values())
 )
 def test_what_is_taken_for_a_request(text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert find_requests(text, TOOLS, {}, {"pin": "1234"}) == calls
+
+
+def test_the_examples_of_the_document_are_understood_as_it_says() -> None:
+    """The table in docs/users.md."""
+    text = (Path(__file__).parents[2] / "docs" / "users.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| a request to use a tool")]
+    understood, other = (re.findall('"([^"]+)"', cell) for cell in row.split("|")[3:5])
+    assert len(understood) >= 4
+    assert len(other) >= 3
+    for words in understood + other:
+        calls = find_requests(words, TOOLS, {}, {})
+        assert (calls != []) == (words in understood), words
+        assert all(name == "set_mobile_data" for name, _ in calls)
 
 
 def test_a_pattern_of_the_agenda_names_a_tool_in_other_words() -> None:
