@@ -35,6 +35,7 @@ def run(folder: Path, *words: str | bytes, **settings: Any) -> subprocess.Comple
     return subprocess.run([*COMMAND, *words], cwd=folder, check=False, **settings)
 
 
+@pytest.mark.kill
 def test_an_output_that_is_full_is_one_line(folder: Path) -> None:
     assert run(folder, *EVAL, "run.name=r").returncode == 0
     for words in (
@@ -76,6 +77,7 @@ mount --bind . . && cd "$PWD" && mount -o remount,bind,ro . || exit 77
 """
 
 
+@pytest.mark.kill
 def test_a_read_only_disk_is_one_line(folder: Path) -> None:
     assert run(folder, *EVAL, "run.name=r").returncode == 0
     done = subprocess.run(
@@ -195,10 +197,10 @@ domain = replace(bakery, name="slow", oracle=Slow, reference=__file__)
     ("number", "shell"),
     [
         (signal.SIGTERM, ""),
-        (signal.SIGHUP, ""),
-        (signal.SIGINT, ""),
-        (signal.SIGTERM, "trap '' INT; "),
-        (signal.SIGHUP, "trap '' INT; "),
+        pytest.param(signal.SIGHUP, "", marks=pytest.mark.kill),
+        pytest.param(signal.SIGINT, "", marks=pytest.mark.kill),
+        pytest.param(signal.SIGTERM, "trap '' INT; ", marks=pytest.mark.kill),
+        pytest.param(signal.SIGHUP, "trap '' INT; ", marks=pytest.mark.kill),
     ],
 )
 def test_a_signal_stops_an_evaluation_and_saves(folder: Path, number: signal.Signals, shell: str) -> None:

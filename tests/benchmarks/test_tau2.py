@@ -43,6 +43,7 @@ def test_gold_scores_one(name: str, sizes: tuple[int, int, int], generation: str
     assert [task.id for task in tasks if play_gold(domain, task).reward != 1.0] == []
 
 
+@pytest.mark.load
 def test_all_of_telecom_opens_and_its_gold_scores_one(data: Path) -> None:
     domain = tau2.find("telecom", str(data))
     sizes = {split: len(domain.tasks(split)) for split in ("base", "train", "test", "small", "full")}

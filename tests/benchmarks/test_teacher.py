@@ -23,7 +23,7 @@ UNKNOWABLE = {"retail": {"19", "22", "39", "54", "76"}, "airline": {"7", "14", "
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        ("retail", 12),
+        ("retail", 24),
         ("airline", 5),
         pytest.param("retail", 3, marks=pytest.mark.load),  # all of retail take a minute
         pytest.param("airline", 1, marks=pytest.mark.load),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command import run_verb
 from endpoint import Endpoint
 
 from trialogue.cli.main import main
@@ -191,10 +192,9 @@ def test_a_run_that_does_not_fit_on_the_gpus_there_is_told_what_does() -> None:
 
 def export(folder: Path, *words: str) -> Path:
     settings = ("training.steps=1", "training.tasks_per_step=2", "training.eval_tasks=2")
-    done = CliRunner().invoke(
-        main, ["export", "verl", *words, *settings, "optimizer.schedule=constant", "--out", str(folder)]
-    )
-    assert done.exit_code == 0, done.output
+    usual = (*settings, "optimizer.schedule=constant", "--out", str(folder))
+    done = run_verb(Path.cwd(), "export", "verl", *words, *usual)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -230,8 +230,7 @@ def test_a_folder_of_somebody_else_runs_no_code_and_sends_no_key(
     code.write_text(code.read_text(encoding="utf-8") + "\nopen('was-run', 'w').close()\n", encoding="utf-8")
 
     def examine_anew(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "trialogue", "doctor", "--exported", str(folder), *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        return run_verb(tmp_path, "doctor", "--exported", str(folder), *more)
 
     with Endpoint(lambda request, asked: "yes") as endpoint:
         words = ("--user", "openai:helper", f"user.base_url={endpoint.url}")

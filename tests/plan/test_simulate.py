@@ -136,7 +136,7 @@ def test_the_parts_of_a_step_are_its_seconds() -> None:
     assert step.finished == 64
 
 
-@pytest.mark.parametrize("users", [inf, 64])
+@pytest.mark.parametrize("users", [pytest.param(inf, marks=pytest.mark.load), 64])
 def test_some_conversations_stand_for_many(users: float) -> None:
     lengths = Lengths(PlanSettings(), Limits(), 4500, 2.0)
     sampling = Sampling(0.005, 1e-9, 1e-5, 1e-6, 0.003, 10_000_000)
