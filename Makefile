@@ -100,7 +100,7 @@ test-verl-run: .venv-verl/.stamp ## train with verl on this CPU as a whole: kill
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl_run.py -s $(ARGS)
 
 test-verl: .venv-verl/.stamp ## run our conversations in verl on a local Ray, and compare rows and updates
-	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py tests/hosts/engines/test_ray_nodes.py $(ARGS)
+	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py tests/hosts/engines/test_verl_export.py tests/hosts/engines/test_ray_nodes.py $(ARGS)
 
 test-vllm: .venv-vllm/.stamp ## train with a vLLM server as sampler, and detect a server that keeps old weights
 	.venv-vllm/bin/python -m pytest -W default tests/hosts/engines/test_vllm.py $(ARGS)

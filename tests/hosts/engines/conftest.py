@@ -229,3 +229,11 @@ def config(wall: str, painter: Path) -> TrainConfig:
         "optimizer.schedule": "constant",
     }
     return load_config(TrainConfig, None, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+
+
+@pytest.fixture(scope="module")
+def exported(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The settings exported to verl, where it is installed."""
+    from verl_export import export_tiny
+
+    return export_tiny(config, tmp_path_factory.mktemp("export"))
