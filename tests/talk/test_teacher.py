@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trialogue import (
     Record,
     Reply,
     RolloutSettings,
+    Rule,
     Table,
     Task,
     Tool,
@@ -38,6 +40,7 @@ from trialogue.talk.teacher.knowledge import Knowledge
 from trialogue.talk.teacher.teacher import make_teacher
 from trialogue.talk.teacher.words import list_names, sample, to_participle
 from trialogue.world.domain import from_list
+from trialogue.world.events import Event, Events
 from trialogue.world.scaffold import write_domain
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -345,3 +348,12 @@ async def test_a_plain_teacher_says_one_thing_in_one_way(starters: dict[str, Dom
         openings.append({say_what(item)[0] for item in held})
     assert len(openings[0]) > 5
     assert len(openings[1]) == 1
+
+
+async def test_a_mistake_in_a_rule_is_the_authors_and_is_raised(starters: dict[str, Domain]) -> None:
+    def broken(events: Events) -> Iterator[tuple[Event, str]]:
+        yield events.said[0], "" if len(events.said) < 2 else str(events.nothing)  # type: ignore[attr-defined]
+
+    domain = replace(starters["bakery"], policy_rules=(Rule("mine", "", broken),))
+    with pytest.raises(ConfigError, match=r"policy rule 'mine': AttributeError: .*test_teacher.py, line"):
+        await hold(domain, domain.tasks("train", 1))

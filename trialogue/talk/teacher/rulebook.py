@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from trialogue.messages import Message, ToolCall
+from trialogue.seams import raise_bug
 from trialogue.talk.teacher.search import Search, is_source, list_arguments
 from trialogue.task import Call
 from trialogue.trajectory import Turn
 from trialogue.world.domain import Domain
 from trialogue.world.events import Events
+from trialogue.world.policy_rules import Rule
 
 MOST_TRIED = 30
 """Look-ups tried for one rule."""
@@ -43,7 +45,7 @@ class Rulebook:
     def foresee(self, following: Iterable[Turn]) -> frozenset[str]:
         """The rules that the conversation would break with these turns."""
         events = Events([*self.turns, *following], self.policy)
-        return frozenset(rule.name for rule in self.rules if any(wrong for _, wrong in rule.check(events)))
+        return frozenset(rule.name for rule in self.rules if _is_broken(rule, events))
 
     def may_say(self, text: str) -> bool:
         """Whether these words break no rule that is not broken anyway."""
@@ -68,6 +70,14 @@ class Rulebook:
             if self.foresee([*make(call, result, "look"), *ahead]) < broken:
                 return call
         return None
+
+
+def _is_broken(rule: Rule, events: Events) -> bool:
+    try:
+        return any(wrong for _, wrong in rule.check(events))
+    except Exception as error:
+        raise_bug(error, f"policy rule {rule.name!r}")
+        raise
 
 
 def list_look_ups(search: Search) -> Iterator[tuple[Call, str]]:
