@@ -69,14 +69,14 @@ Price = tuple[float, float] | tuple[float, float, float]
 """US dollars per million prompt tokens, completion tokens and, if they cost less, cached prompt tokens."""
 
 
-SPEAKERS = Seam(frozenset({"local", "openai", "replay", "scripted"}))
+SPEAKERS = Seam(frozenset({"local", "openai", "replay", "scripted"}), "guided:")
 
 
 class Speaker(Section):
     """The model that plays one side."""
 
     model: Annotated[str, SPEAKERS] = ""
-    """oracle, teacher, naive, agenda, human, scripted:FILE, replay:FILE, openai:NAME, a checkpoint's folder,
+    """oracle, teacher, naive, agenda, guided:MODEL, human, scripted:FILE, replay:FILE, openai:NAME, a folder,
     or module:name of async def agent(messages, tools), or of a function (task, seed) that returns a Model."""
     otherwise: Annotated[str | None, SPEAKERS] = None
     """Model that answers if a replay: has no recorded reply. Default: the conversation fails."""

@@ -34,9 +34,12 @@ class Seam:
 
     words: frozenset[str] = frozenset()
     """What stands before a colon without being a module, such as `openai` in `openai:gpt-4.1`."""
+    prefix: str = ""
+    """What may stand before all this, such as `guided:`."""
 
     def find_code(self, value: str) -> str | None:
         """What a value of the setting runs; None where it is a built-in name."""
+        value = value.removeprefix(self.prefix)
         parts = split_reference(value)
         return None if parts is None or parts.place in self.words else describe_code(value)
 

@@ -73,6 +73,8 @@ class Reply:
     model: str | None = None
     has_patience: bool = False
     """Said by a user that leaves by itself when a conversation goes nowhere: a rule-based one, a person."""
+    rejected: tuple[str, ...] | None = None
+    """Of a guided user: what was wrong with the wordings that were not said."""
 
 
 class Turn(Frozen):
@@ -89,6 +91,9 @@ class Turn(Frozen):
     usage: Usage | None = None
     model: str | None = None
     """Which model spoke, where it is not the same for the whole run."""
+    rejected: tuple[str, ...] | None = None
+    """Of a guided user: what was wrong with the wordings that were not said. None said as it is; one: the
+    second wording was said; two: the rule's own sentence."""
     has_patience: bool = Field(default=False, exclude=True)
     """Said by a user that leaves by itself when a conversation goes nowhere."""
     seconds: float = Field(default=0.0, exclude=True)

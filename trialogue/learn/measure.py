@@ -11,7 +11,7 @@ from typing import Any
 from trialogue.engine.api import Row
 from trialogue.learn.advantages import has_signal
 from trialogue.score.compliance import to_compliance_figures
-from trialogue.score.metrics import PriceOf, SummaryInputs, called, spend
+from trialogue.score.metrics import PriceOf, SummaryInputs, called, measure_wordings, spend
 from trialogue.task import Task
 from trialogue.trajectory import Group, Trajectory, count_near_calls, count_stuck
 
@@ -36,6 +36,8 @@ def measure(groups: Sequence[Group], price: PriceOf | None = None) -> dict[str, 
         metrics["near_calls"] = near
     if stuck := count_stuck([*held, *failed, *spoilt]):
         metrics["stuck"] = stuck
+    if guided := measure_wordings([*held, *failed, *spoilt]):
+        metrics["guided"] = guided
     if price is not None:
         metrics["cost"] = spend("user", [*held, *failed, *spoilt], SummaryInputs(price=price))["cost"]
     if not held:

@@ -87,7 +87,7 @@ def find_prices(table: Mapping[str, Price], **speakers: Speaker) -> PriceOf:
         speaker = speakers.get(side)
         if model is None or speaker is None:
             return None
-        own = {item.model.removeprefix("openai:"): item.price for item in speaker.mix}
+        own = {item.model.removeprefix("guided:").removeprefix("openai:"): item.price for item in speaker.mix}
         return find_price(model, own.get(model) or speaker.price, table)
 
     return price
@@ -127,6 +127,8 @@ def summarize(
         summary["no_success"] = list(found)
     if stuck := count_stuck([*trajectories, *failed, *excluded]):
         summary["stuck"] = stuck
+    if guided := measure_wordings([*trajectories, *failed, *excluded]):
+        summary["guided"] = guided
     summary["audit"] = audit_figures(trajectories, excluded, seed, failed)
     summary["families"] = _split(trajectories, failed, lambda item: item.task.family, inputs)
     rates = [figures["pass^1"] for figures in summary["families"].values() if "pass^1" in figures]
@@ -137,6 +139,26 @@ def summarize(
         trajectories, failed, lambda item: kinds[bool(item.task.expected.calls)], inputs
     )
     return summary
+
+
+def measure_wordings(trajectories: Iterable[Trajectory]) -> dict[str, Any]:
+    """What became of a guided user's wordings: how many sentences were said, asked for again and replaced by
+    the rule's, for which faults, and how many openings are different. Empty without a guided user."""
+    said = [
+        [turn for turn in item.turns if turn.side == "user" and turn.rejected is not None]
+        for item in trajectories
+    ]
+    faults = [turn.rejected or () for turns in said for turn in turns]
+    openings = [turns[0].message.content for turns in said if turns]
+    if not faults:
+        return {}
+    return {
+        "sentences": len(faults),
+        "again": sum(len(found) == 1 for found in faults),
+        "replaced": sum(len(found) == 2 for found in faults),
+        "faults": dict(Counter(fault for found in faults for fault in found).most_common()),
+        "openings": len(set(openings)) / len(openings),
+    }
 
 
 def audit_figures(

@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -142,6 +142,23 @@ class Agenda(Frozen):
     phrases: Phrases = Phrases()
 
 
+class Act(NamedTuple):
+    """One thing that a text of the user does."""
+
+    kind: str
+    """`wish`, `fact`, or the name of a phrase, such as `yes`."""
+    core: str
+    """The words that mean something beyond the kind; empty where any words of the kind will do."""
+    words: str
+    """The words themselves."""
+    value: str | None = None
+    """The value of a fact that is told."""
+
+
+MANNER = ("opening", "lead", "next", "nudge", "too_much")
+"""Phrases that only lead to a wish or a fact."""
+WHOLE = ("withdraw", "claim", "doubt")
+"""Phrases whose every word counts."""
 LONGEST_TEXT = 16_000
 """Characters of the agent's words that the user reads in one turn."""
 
@@ -173,6 +190,8 @@ class AgendaUser:
         self.told: set[str] = set()
         self.calls: list[tuple[str, dict[str, Any]]] = []
         """What the user does in place of an answer to what was said last."""
+        self.acts: list[Act] = []
+        """What the last text does."""
         self.agreed = False
         self.claimed = False
         self.withdrew = False
@@ -195,6 +214,7 @@ class AgendaUser:
 
     def _react(self, news: Sequence[Turn]) -> Reply:
         """Words for what was said or what a tool has shown, or the calls that were asked for."""
+        self.acts = []
         if not self._said:
             return Reply(self._put("opening"), has_patience=True)
         shown = [turn for turn in news if turn.message.role == "tool"]
@@ -265,7 +285,7 @@ class AgendaUser:
         if self.wish.answer is None and any(map(self._is_report, sentences)):
             return self._move_on()
         if any(OFFERS_HELP.search(sentence) for sentence in asking):
-            return self._bear(self.random.choice(self.wish.says))
+            return self._bear(self._draw_wish())
         if any(QUESTION.search(sentence) for sentence in asking):
             return self._bear(self._put("unknown"))
         return self._bear(self._put("nudge"))
@@ -379,14 +399,25 @@ class AgendaUser:
         fact = self._facts()[name]
         if fact.value is None and fact.says == Fact.model_fields["says"].default:
             return self._put("unknown")
-        return self.random.choice(fact.says).replace("{value}", fact.value or "")
+        text = self.random.choice(fact.says).replace("{value}", fact.value or "")
+        has_value = fact.value is not None and fact.value in text
+        self.acts.append(Act("fact", "" if has_value else text, text, fact.value if has_value else None))
+        return text
+
+    def _draw_wish(self) -> str:
+        text = self.random.choice(self.wish.says)
+        self.acts.append(Act("wish", text, text))
+        return text
 
     def _put(self, act: str, fact: str = "") -> str:
         """Words for an act of this user."""
         text: str = self.random.choice(getattr(self.agenda.phrases, act))
         if "{wish}" in text:
-            text = text.replace("{wish}", self.random.choice(self.wish.says))
-        return text.replace("{fact}", fact).strip()
+            text = text.replace("{wish}", self._draw_wish())
+        text = text.replace("{fact}", fact).strip()
+        if act not in MANNER:
+            self.acts.append(Act(act, text if act in WHOLE else fact, text))
+        return text
 
 
 def _is_asked(fact: Fact, part: str, sentence: str) -> bool:

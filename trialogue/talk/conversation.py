@@ -103,6 +103,7 @@ class Transcript:
             finish=reply.finish,
             usage=reply.usage,
             model=reply.model,
+            rejected=reply.rejected,
             has_patience=reply.has_patience,
             seconds=seconds,
         )

@@ -17,7 +17,18 @@ from trialogue.task import Side, Task
 from trialogue.world.domain import Domain
 
 KNOWN = (
-    *("oracle", "teacher", "naive", "gold", "agenda", "human", "scripted:FILE", "replay:FILE", "openai:NAME"),
+    *(
+        "oracle",
+        "teacher",
+        "naive",
+        "gold",
+        "agenda",
+        "guided:MODEL",
+        "human",
+        "scripted:FILE",
+        "replay:FILE",
+        "openai:NAME",
+    ),
     *("tiny", "smollm2", "local:FOLDER", "local:FILE.gguf"),
 )
 
@@ -68,6 +79,14 @@ def find_model(
         if domain.user is not None:
             return to_source(domain.user, side)
         return partial(make_agenda_user, stop=domain.rules.stop_tokens[0])
+    if kind == "guided" and rest:
+        if side == "agent":
+            raise ConfigError("agent: guided plays the user, by the rules of its agenda")
+        from trialogue.talk.guided import REPLY_TOKENS, GuidedSource
+
+        inner = speaker.model_copy(update={"model": rest})
+        short = limits.model_copy(update={"reply_tokens": min(REPLY_TOKENS, limits.reply_tokens)})
+        return GuidedSource(find_model(inner, side, domain, short, seed, account, role), domain)
     if kind == "human" and not rest:
         from trialogue.talk.human import HumanModel
 

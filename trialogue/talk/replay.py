@@ -41,7 +41,8 @@ def to_data(reply: Reply) -> dict[str, Any]:
     data["tokens"] = reply.tokens.model_dump() if reply.tokens else None
     data["usage"] = reply.usage.model_dump() if reply.usage else None
     data["has_patience"] = reply.has_patience
-    return {key: value for key, value in data.items() if value}
+    said = {"rejected": list(reply.rejected)} if reply.rejected is not None else {}
+    return {key: value for key, value in data.items() if value} | said
 
 
 def from_data(data: dict[str, Any]) -> Reply:
@@ -54,6 +55,7 @@ def from_data(data: dict[str, Any]) -> Reply:
         usage=Usage(**data["usage"]) if data.get("usage") else None,
         model=data.get("model"),
         has_patience=data.get("has_patience", False),
+        rejected=None if data.get("rejected") is None else tuple(data["rejected"]),
     )
 
 

@@ -24,7 +24,7 @@ from trialogue.view.learning import (
     to_origin_section,
     to_settings_section,
 )
-from trialogue.view.terminal import tell_failed, tell_user_faults
+from trialogue.view.terminal import tell_failed, tell_user_faults, tell_wordings
 
 EMBEDDED = 40
 """Maximum number of conversations in the page beside the report."""
@@ -207,7 +207,8 @@ def _ends(result: dict[str, Any]) -> str:
         lines.append(f"- {tell_near_calls(result['near_calls'])}")
     if result.get("no_success"):
         lines.append(f"- {tell_no_success(*result['no_success'])}")
-    lines += [f"- {show_markdown(line)}" for line in tell_user_faults(result).splitlines()]
+    told = [*tell_user_faults(result).splitlines(), tell_wordings(result)]
+    lines += [f"- {show_markdown(line)}" for line in told if line]
     return "## How conversations ended\n\n" + "\n".join(lines)
 
 

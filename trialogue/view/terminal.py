@@ -76,6 +76,8 @@ def show_result(result: dict[str, Any], console: Screen | None = None) -> None:
         console.print(tell_no_success(*result["no_success"]), style="yellow", soft_wrap=True)
     if faults := tell_user_faults(result):
         console.print(faults, style="yellow", soft_wrap=True)
+    if wordings := tell_wordings(result):
+        console.print(wordings, soft_wrap=True)
     for text in spending(result):
         console.print(text)
     for name, note in result.get("notes", {}).items():
@@ -100,6 +102,19 @@ def tell_user_faults(result: dict[str, Any]) -> str:
             f"in those without a fault of the user {rates[1]:.3f}"
         )
     return "\n".join(lines)
+
+
+def tell_wordings(result: dict[str, Any]) -> str:
+    """How many of a guided user's sentences are the model's own; empty without a guided user."""
+    if not (guided := result.get("guided")):
+        return ""
+    number = guided["sentences"]
+    faults = ", ".join(f"{fault} {count}" for fault, count in guided["faults"].items())
+    why = f" (faults: {faults})" if faults else ""
+    return (
+        f"guided user: {number} sentences, {guided['again'] / number:.1%} from a second try, "
+        f"{guided['replaced'] / number:.1%} replaced by the rule's own{why}"
+    )
 
 
 def tell_compliance(result: dict[str, Any]) -> str:
