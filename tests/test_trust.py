@@ -347,6 +347,7 @@ AT_OTHER = {"model": "openai:m", "base_url": OTHER}
             ),
             {"engine.weights"},
         ),
+        (EvalConfig(user=Speaker(model="guided:openai:m", base_url=OTHER)), {"user.base_url"}),
         (EvalConfig(agent=Speaker(model="openai:m")), set[str]()),
         (EvalConfig(agent=Speaker(model="openai:m", base_url="http://localhost:8000/v1")), set[str]()),
         (EvalConfig(agent=Speaker(model="openai:m", base_url="http://localhost.me/v1")), {"agent.base_url"}),

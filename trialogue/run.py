@@ -382,6 +382,8 @@ def map_places(value: Any, find: Callable[[Path], Path | None], key: str = "") -
         return [map_places(inner, find, key) for inner in cast("list[Any]", value)]
     if not isinstance(value, str) or value in WORDS:
         return value
+    if value.startswith("guided:"):
+        return f"guided:{map_places(value.removeprefix('guided:'), find, key)}"
     code = split_reference(value)
     if code is not None and code.place.endswith(".py"):
         place = find(Path(os.path.expanduser(code.place)))

@@ -61,7 +61,7 @@ class ManglingModel:
         said = turns[-1].message.content
         self.longest = max(self.longest, sum(len(turn.message.content) for turn in turns))
         draw = Random(f"{said}/{len(turns)}")
-        line = re.sub(r"^.*(?:Line|line): ", "", said, flags=re.DOTALL)
+        line = re.sub(r"^.*Line: ", "", said, flags=re.DOTALL)
         text = f"{draw.choice(BEFORE)} {line} {draw.choice(AFTER)}".strip()
         if draw.random() < self.share:
             text = draw.choice(list(FAULTS.values()))(line, draw)

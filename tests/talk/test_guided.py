@@ -12,7 +12,7 @@ import pytest
 from tests.parts.endpoint import Answer, Endpoint, completion
 from tests.parts.mangling_model import ManglingModel
 from trialogue import Trajectory, find_domain
-from trialogue.config import EvalConfig, Speaker
+from trialogue.config import SPEAKERS, EvalConfig, Speaker
 from trialogue.errors import ConfigError
 from trialogue.score.audit import audit
 from trialogue.score.evaluate import evaluate
@@ -57,6 +57,9 @@ def hold(user: ModelSource, count: int = 20, seed: int = 0) -> list[Trajectory]:
         (WISH, "I have cancelled your order W1234.", "role"),
         (WISH, "Please cancel order W1234. Bye! ###STOP###", "stop"),
         (WISH, "Here is the line in my own words: cancel order W1234.", "role"),
+        (WISH, "You can cancel order W1234 with any of the payment methods.", "role"),
+        (WISH, "Only the line: Please cancel order W1234.", "role"),
+        (YES, "Yes, I'll take care of that. No worries.", "role"),
         (FACT, "Sure, it's ada@mail.net.", None),
         (FACT, "It's ada@mail.com.", "value"),
         (FACT, "It's ada@mail.net, and I am called ada stone.", "other fact"),
@@ -103,6 +106,11 @@ def test_words_vary_and_are_counted() -> None:
         if turn.rejected and len(turn.rejected) == 2
     ), "a sentence of the rules was said although the model's words were right"
     assert measure_wordings(plain) == {}
+
+
+def test_code_behind_it_is_code() -> None:
+    assert SPEAKERS.find_code("guided:evil:make") == "the module evil"
+    assert SPEAKERS.find_code("guided:openai:model") is None
 
 
 def test_it_plays_only_the_user() -> None:

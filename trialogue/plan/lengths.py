@@ -96,7 +96,7 @@ def find_lengths(config: PlanConfig) -> Lengths:
 
 
 def is_endpoint(model: str) -> bool:
-    return model.startswith("openai:")
+    return model.removeprefix("guided:").startswith("openai:")
 
 
 def read_recorded(run: Path) -> tuple[tuple[tuple[Part, ...], ...], int]:

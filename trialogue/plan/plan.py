@@ -260,7 +260,7 @@ class Planner:
         user = self.config.user
         if not is_endpoint(user.model):
             return None
-        price = find_price(user.model.partition(":")[2], user.price, self.config.budget.prices)
+        price = find_price(user.model.rpartition("openai:")[2], user.price, self.config.budget.prices)
         if price is None:
             return None
         usage = Usage(prompt=round(step.prompt), completion=round(step.completion))

@@ -38,7 +38,7 @@ def find_endpoints(config: TrainConfig) -> Iterator[Asked]:
     sides = {"user": config.user, "simulator": config.simulator, "audit.judge": config.audit.judge}
     for role, speaker in sides.items():
         for one in (speaker, *speaker.mix):
-            kind, _, name = one.model.partition(":")
+            kind, _, name = one.model.removeprefix("guided:").partition(":")
             if kind == "openai" and name:
                 yield Asked(role, name, one)
 

@@ -189,7 +189,8 @@ def _find_speaker_claims(key: str, speaker: Speaker) -> Iterator[Claim]:
     mix = _to_mix(f"{key}.mix", speaker.mix)
     for share in speaker.mix:
         yield from (replace(claim, settings=mix) for claim in _find_speaker_claims(key, share))
-    if not any((model or "").startswith("openai:") for model in (speaker.model, speaker.otherwise)):
+    models = [(model or "").removeprefix("guided:") for model in (speaker.model, speaker.otherwise)]
+    if not any(model.startswith("openai:") for model in models):
         return
     settings: dict[str, Any] = {}
     usual = os.environ.get("OPENAI_BASE_URL", "")

@@ -112,22 +112,23 @@ class GuidedUser:
             rejected.append(faults[0])
             asked += [
                 _to_turn("assistant", found.content or "…"),
-                _to_turn("user", _REMARKS[faults[0]] + line.text),
+                _to_turn("user", f"{_REMARKS[faults[0]]}\nLine: {line.text}"),
             ]
         return replace(reply, usage=usage, model=name, rejected=tuple(rejected))
 
 
 _REMARKS = {
-    "form": "Only one short message, please. The line: ",
-    "value": "Names and numbers must be there letter by letter. The line: ",
-    "invention": "You added something. Only the line: ",
-    "other fact": "You added something. Only the line: ",
-    "meaning": "Something is missing. All of the line: ",
-    "other thing": "You added something. Only the line: ",
-    "role": "You are the customer, not the service desk. The line: ",
-    "stand": "Your yes or no must be clear. The line: ",
-    "stop": "Do not say goodbye. The line: ",
+    "form": "Only one short message, please.",
+    "value": "Names and numbers must be there letter by letter.",
+    "invention": "You added something.",
+    "other fact": "You added something.",
+    "meaning": "Something is missing.",
+    "other thing": "You added something.",
+    "role": "You are the customer, not the service desk.",
+    "stand": "Your yes or no must be clear.",
+    "stop": "Do not say goodbye.",
 }
+"""What the model is told when a wording had a fault."""
 
 
 def _to_turn(role: str, text: str) -> Turn:

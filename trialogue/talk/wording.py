@@ -30,11 +30,18 @@ _OWNED = re.compile(
     r"\byour (?!help|time|service|support|assistance|reply|website|shop|answer|patience)\w+", re.IGNORECASE
 )
 _ABOUT = re.compile(
-    r"\b(?:inconvenience|update you|assist you|help you|serve you|let you know|get back to you)\b|"
-    r"\b(?:rewrit\w+|rephras\w+|own words|the customer|the agent|as an ai|customer:|agent:|line:|voice)\b|"
-    r"[<>{}\[\]*]",
+    r"\b(?:rewrit\w+|rephras\w+|own words|the customer|a customer|the agent|as an ai|voice|the line)\b|"
+    r"\b(?:customer|agent|line|desk)\s*:|[<>{}\[\]*]",
     re.IGNORECASE,
 )
+_DESK = re.compile(
+    r"\b(?:inconvenience|update you|assist you|help you|serve you|let you know|get back to you|try again)\b|"
+    r"\b(?:i'll|i will|we'll|we will) (?:take care|handle|process|check|look|arrange|update|do|make)\b|"
+    r"\b(?:no worries|you're welcome|you are welcome)\b|\bwe (?:can|have|are|offer|need)\b|"
+    r"\byou (?:can|may|will|should|need|have|must)\b",
+    re.IGNORECASE,
+)
+"""What a service desk says."""
 _ACTS_WITH_YES = ("yes",)
 _ACTS_WITHOUT_YES = ("change", "correct", "withdraw", "doubt")
 _PLAIN_KINDS = frozenset(("wish", "fact", "yes", "next", "opening", "nudge"))
@@ -121,9 +128,9 @@ def find_faults(wording: str, line: Line, heard: str, things: Collection[str]) -
 def _speaks_as_agent(text: str, own: str, heard: str) -> bool:
     lines = [" ".join(_WORD.findall(part.lower())) for part in split_sentences(heard)]
     flat = " ".join(_WORD.findall(text.lower()))
-    return any(pattern.search(text) and not pattern.search(own) for pattern in (ROLE, _OWNED, _ABOUT)) or any(
-        part.count(" ") >= 5 and part in flat for part in lines
-    )
+    return any(
+        pattern.search(text) and not pattern.search(own) for pattern in (ROLE, _OWNED, _ABOUT, _DESK)
+    ) or any(part.count(" ") >= 5 and part in flat for part in lines)
 
 
 def _to_stems(text: str) -> set[str]:
