@@ -101,8 +101,7 @@ class Planner:
     def find_step(self, call: Call, *, looks_up: bool = True) -> Step | None:
         """What is to be done before a call can be made, None where it can. A record that is known is looked
         up before anything else is asked: it may stand in the way."""
-        tool = self.environment.tools.get(call.name)
-        properties: Mapping[str, Any] = {} if tool is None else tool.parameters.get("properties", {})
+        properties = self._find_schemas(call)
         leaves = [(name, leaf) for name, value in call.arguments.items() for leaf in find_leaves(value)]
         known: list[Any] = []
         for _ in range(2):  # what is known of one value may tell another
@@ -118,6 +117,11 @@ class Planner:
             if step is not None:
                 return step
         return None
+
+    def _find_schemas(self, call: Call) -> Mapping[str, Any]:
+        """The schema of each parameter of a tool."""
+        tool = self.environment.tools.get(call.name)
+        return {} if tool is None else tool.parameters.get("properties", {})
 
     def _find_look_up(self, name: str, leaf: Any) -> Step | None:
         """The look-up of a record that no tool has shown yet."""
@@ -158,8 +162,8 @@ class Planner:
         if leaf is None or leaf == "" or leaf == []:
             return True
         fact = self._find_fact(leaf, own=not isinstance(leaf, bool))
-        if fact is not None and fact in self.search.told:
-            return True
+        if fact is not None and (fact in self.search.told or is_choice(schema)):
+            return fact in self.search.told
         if self.knowledge.is_determined(leaf, given):
             return True
         if not self.is_strict and self._is_in_sight(leaf):
@@ -202,10 +206,11 @@ class Planner:
                 return False
             return not self.is_strict or knowledge.preview(result).is_determined(leaf, meant)
 
-        path = self.search.find_path(determines, asks=False)
+        fact = self._find_fact(leaf)
+        is_asked = fact is not None and is_choice(self._find_schemas(call).get(name, {}))
+        path = None if is_asked else self.search.find_path(determines, asks=False)
         if path is not None:
             return self._first(path)
-        fact = self._find_fact(leaf)
         meant += [self.facts[each].value for each in self.own if self.facts[each].value is not None]
         if fact is not None:
             also = [] if self.is_key(str(leaf)) else [self._find_fact(each[1]) for each in others]
@@ -443,3 +448,9 @@ class Planner:
             return True
         phrases = " ".join(to_words(parameter)), re.sub(r"\bid\b", "number", " ".join(to_words(parameter)))
         return any(re.search(self.facts[name].asked, text, re.IGNORECASE) for text in phrases)
+
+
+def is_choice(schema: Mapping[str, Any]) -> bool:
+    """Whether a parameter takes one of a few values. Which of them is meant, only the user can tell: a
+    record that has the same value is about something else."""
+    return "enum" in schema

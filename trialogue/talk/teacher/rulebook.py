@@ -22,10 +22,10 @@ MOST_TRIED = 30
 
 
 class Rulebook:
-    """The required rules of a domain, and the conversation so far."""
+    """The rules of a domain, also those that are only reported, and the conversation so far."""
 
     def __init__(self, domain: Domain) -> None:
-        self.rules = [rule for rule in domain.policy_rules if rule.required]
+        self.rules = domain.policy_rules
         self.policy = domain.policy
         self.turns: list[Turn] = []
         self._broken: frozenset[str] | None = frozenset()
