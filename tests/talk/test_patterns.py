@@ -82,6 +82,7 @@ def make_texts(size: int) -> Iterator[str]:
         yield from (text + "\x00", text + "a")
 
 
+@pytest.mark.speed
 def test_every_pattern_matches_in_about_linear_time() -> None:
     patterns = find_patterns()
     assert len(patterns) > 40
@@ -121,6 +122,7 @@ def find_uses() -> Iterator[tuple[str, re.Pattern[Any], str]]:
 USED = ("search", "match", "fullmatch", "finditer", "findall", "sub", "subn", "split")
 
 
+@pytest.mark.speed
 def test_every_pattern_that_is_written_where_it_is_used_is_about_linear() -> None:
     """Such a pattern may meet a whole answer."""
     uses = list(find_uses())
