@@ -4,7 +4,7 @@
     python examples/loop.py shop runs/cold   learn, from a model that `trialogue sft` made
 
 A model of a million weights serves customers that are played by rules. In 20 steps its mean reward rises from
-0.6 to 0.9 (docs/examples.md shows the run).
+0.3 to 0.9 (docs/examples.md shows the run).
 """
 
 import asyncio
