@@ -64,7 +64,8 @@ class Size:
         if self == whole:
             return (
                 f"about {MINUTES:g} minutes on two quiet cores: the agent solves about 20 % of the test "
-                "tasks as the policy wants it after the cold start, about 90 % after reinforcement learning"
+                "tasks as the policy wants it after the cold start, about 90 % after reinforcement learning "
+                "(one seed of five: 78 %)"
             )
         return (
             f"shortened: {self.examples:,} examples in place of {whole.examples:,}, {self.steps} steps in "
