@@ -16,14 +16,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trialogue.config import SftConfig, TrainConfig, load_config
-from trialogue.learn.demo import COLD_START, LEVELS, TEST_TASKS, Size, refuse_unfinished, take_test
+from trialogue.config import EvalConfig, SftConfig, TrainConfig, load_config
+from trialogue.errors import RunError
+from trialogue.learn.demo import COLD_START, LEVELS, TEST_TASKS, Size
 from trialogue.learn.sft import sft
 from trialogue.learn.train import train
 from trialogue.run import read_about, read_lines
+from trialogue.score.evaluate import evaluate
 
 ARMS = ("report", "required")
 COLOURS = {"report": "#b4436c", "required": "#1f5f8b"}
+LIMITS = ("limits.reply_tokens=64", "limits.context_tokens=1024")
+"""Those of the demonstration's test."""
 SHOWN = 4
 """Rules with a panel of their own."""
 
@@ -47,7 +51,15 @@ async def learn(folder: Path, seed: int, teacher: tuple[str, ...], size: Size) -
             refuse_unfinished(await train(load_config(TrainConfig, None, chosen), watch=tell))
     for name in ("sft", *ARMS):
         if not is_finished(folder / f"test-{name}"):
-            await take_test(folder / name, f"test-{name}", place, size.test_tasks)
+            model = f"agent.model={json.dumps(str(folder / name))}"
+            test = ["tasks.split=test", f"tasks.count={size.test_tasks}", f"run.name=test-{name}", *LIMITS]
+            await evaluate(load_config(EvalConfig, None, [*place, model, *test]))
+
+
+def refuse_unfinished(run: Path) -> None:
+    """Stop where a part was stopped: what follows would describe a model that is half trained."""
+    if not is_finished(run):
+        raise RunError(f"{run} was stopped")
 
 
 def is_finished(run: Path) -> bool:
