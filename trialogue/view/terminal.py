@@ -95,12 +95,10 @@ def tell_user_faults(result: dict[str, Any]) -> str:
     if audit["conversations"]:
         left_out = f"; {audit['excluded']} left out" if audit["excluded"] else ""
         lines.append(f"user: findings in {audit['conversations']} conversations ({found}){left_out}")
-    rates = [audit["success"][part].get("pass^1") for part in ("all", "clean")]
-    if rates[0] is not None and rates[1] is not None:
-        lines.append(
-            f"success in all conversations {rates[0]:.3f}, "
-            f"in those without a fault of the user {rates[1]:.3f}"
-        )
+    kinds = {"all": "in all conversations", "clean": "in those without a fault of the user"}
+    rates = {kind: audit["success"][kind].get("pass^1") for kind in kinds}
+    shown = [f"{kinds[kind]} {rate:.3f}" for kind, rate in rates.items() if rate is not None]
+    lines += [f"success {', '.join(shown)}"] * bool(shown)
     return "\n".join(lines)
 
 
