@@ -15,7 +15,15 @@ from click.testing import CliRunner
 
 from trialogue.cli.main import main
 from trialogue.config import EvalConfig, SftConfig, TrainConfig
-from trialogue.learn.course import REWORD, Course, Sizes, cold_config, warm_config
+from trialogue.learn.course import (
+    REWORD,
+    Course,
+    Sizes,
+    cold_config,
+    find_gap,
+    find_kept_step,
+    warm_config,
+)
 from trialogue.learn.pace import find_longest
 from trialogue.learn.sizes import ColdStart, Reinforcement
 from trialogue.world.scaffold import write_domain
@@ -114,3 +122,15 @@ def test_a_short_course_is_real_and_goes_on(tmp_path: Path) -> None:
     again = run(tmp_path, "bakery", "--resume", str(directory))
     assert before == {file: file.stat().st_mtime for file in directory.glob("*/result.json")}
     assert any("talk to it" in line for line in again)
+
+
+@pytest.mark.parametrize(("success", "is_said"), [(0.99, True), (0.7, False)])
+def test_solved_training_tasks_and_unsolved_dev_tasks_are_told(
+    tmp_path: Path, success: float, is_said: bool
+) -> None:
+    (tmp_path / "run.json").write_text('{"kind": "train"}', encoding="utf-8")
+    lines = [{"step": 0, "kind": "eval", "pass^1": 0.6}, {"step": 1, "success": success}]
+    lines.append({"step": 1, "kind": "eval", "pass^1": 0.65})
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    assert bool(find_gap(tmp_path)) is is_said
+    assert find_kept_step(tmp_path) == 1

@@ -34,6 +34,7 @@ def summarize(**more: Any) -> dict[str, Any]:
         "families": {"cancel": rates},
         "mistakes": [MISTAKE],
         "findings": ["few distinct values in train"],
+        "advice": ["training tasks are solved (99%), dev tasks less (65%)"],
         "seconds": {"sft": 200.0, "total": 300.0},
         "runs": {"sft": "runs/learn-bakery/sft"},
         **more,
@@ -59,6 +60,7 @@ def test_solved_is_told_from_kept_and_mistakes_are_named() -> None:
     assert rows["cancel"] == rows["solved, policy kept"]
     assert "3 × a value in a call that nobody had said (cancel 2, move 1)" in shown
     assert "what would help: learn longer" in shown
+    assert "training tasks are solved (99%), dev tasks less (65%)" in shown
     assert "rehearsal" in shown
     assert "trialogue view runs/learn-bakery" in shown
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -51,6 +52,8 @@ REWORD = "tasks.reword=true"
 """Users of training tasks speak in more ways than the author wrote, where sizes are planned."""
 PATIENCE = 3
 """Measurements without a better one after which a part ends, and the best weights count."""
+GAP = 0.15
+"""How far success on training tasks lies above that on dev tasks where words are known by heart."""
 PARTS = {
     "look": "looking at the domain",
     "sft": "cold start",
@@ -373,6 +376,7 @@ def summarize(
         "sizes": asdict(sizes),
         "seconds": {**clock.seconds, "total": round(monotonic() - clock.began, 1)},
         "findings": findings,
+        "advice": find_gap(model),
         "mistakes": mistakes,
         "runs": {name: str(course.directory / name) for name in list_runs(course.directory)},
     }
@@ -386,6 +390,22 @@ def to_interval(figures: dict[str, Any]) -> dict[str, float]:
     """Success with its interval; where a policy has rules, also success whatever they say, and kept rules."""
     interval = {"pass^1": figures["pass^1"], "low": figures["pass^1_low"], "high": figures["pass^1_high"]}
     return interval | {name: figures[name] for name in ("outcome", "compliant") if name in figures}
+
+
+def find_gap(run: Path) -> list[str]:
+    """What to say where training tasks are solved and dev tasks are not: more learning would not help."""
+    if read_about(run).get("kind") != "train":
+        return []
+    lines = [line for _, line in read_lines(run / "metrics.jsonl")]
+    trained = [line["success"] for line in lines if "kind" not in line and "success" in line]
+    checks = [line["pass^1"] for line in lines if line.get("kind") == "eval" and "pass^1" in line]
+    if not trained or not checks or fmean(trained) < max(checks) + GAP:
+        return []
+    told = f"training tasks are solved ({fmean(trained):.0%}), dev tasks less ({max(checks):.0%})"
+    what_helps = (
+        "learning longer does not help, more varied training tasks do, such as more phrasings per wish"
+    )
+    return [f"{told}: {what_helps}"]
 
 
 def find_kept_step(run: Path) -> int | None:

@@ -44,6 +44,7 @@ def write_course_report(summary: Mapping[str, Any], directory: Path) -> Path:
         "## What is still wrong",
         "",
         *(list_mistake_lines(summary["mistakes"]) or ["Nothing: every test task was solved."]),
+        *(f"- {show_markdown(text)}" for text in summary["advice"]),
         "",
         *(["## What was found before it began", "", *found, ""] if found else []),
         "## Time",
@@ -105,6 +106,7 @@ def list_words(summary: Mapping[str, Any], directory: Path) -> Iterator[str]:
         name, detail = mistake["examples"][0]
         yield f"      such as {name}{': ' + detail[:90] if detail else ''}"
         yield f"      what would help: {mistake['helps']}"
+    yield from summary["advice"]
     if summary["base"] == "tiny":
         yield (
             "This was a rehearsal with the tiny model: it shows whether tasks, tools, users and rewards are "
