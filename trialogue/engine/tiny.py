@@ -15,14 +15,19 @@ from typing import Any
 
 WORD = r" ?[\p{L}_]+[:=*]?"
 """A word with the space before it; a key with its mark."""
+JOINED = "[ _]"
+"""What stands before a word that is given: a space, or the line that joins it to another one."""
 OTHER = r" ?\p{L}{1,2}| ?\d{1,2}| ?[^\s\p{L}\d]+|\s"
 """What is no common word: letters and digits in pairs, runs of punctuation."""
 RARE = 0.025
 """A word in fewer conversations than this is a name or a number, and is written in pairs of letters."""
 
 
-def train_tokenizer(documents: Sequence[str], controls: Sequence[str], *, size: int = 4096) -> Any:
+def train_tokenizer(
+    documents: Sequence[str], controls: Sequence[str], *, size: int = 4096, words: Sequence[str] = ()
+) -> Any:
     """A byte-level BPE tokenizer in which a common word is one token and anything else pairs of letters.
+    With `words`, these are the common ones, also where a line joins them to an identifier.
 
     So every name falls into the same few pieces, whether it was ever seen or not, and its first piece starts
     with the space before it.
@@ -30,13 +35,9 @@ def train_tokenizer(documents: Sequence[str], controls: Sequence[str], *, size: 
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    by_words = pre_tokenizers.Split(Regex(f"{WORD}|{OTHER}"), "isolated")
-    seen: Counter[str] = Counter()
-    for document in documents:
-        seen.update({word.strip() for word, _ in by_words.pre_tokenize_str(document)})
-    common = [word for word, count in seen.items() if count > RARE * len(documents) and len(word) > 2]
-    words = "|".join(re.escape(word) for word in sorted(common, key=lambda word: (-len(word), word)))
-    split = pre_tokenizers.Split(Regex(rf" ?(?:{words})(?![\p{{L}}_])|{OTHER}"), "isolated")
+    listed = "|".join(map(re.escape, sorted(words or find_common(documents), key=lambda word: (-len(word), word))))
+    own = rf"{JOINED}(?:{listed})(?!\p{{L}})" if words else rf" ?(?:{listed})(?![\p{{L}}_])"
+    split = pre_tokenizers.Split(Regex(f"{own}|{OTHER}"), "isolated")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -55,6 +56,17 @@ def train_tokenizer(documents: Sequence[str], controls: Sequence[str], *, size: 
         eos_token=controls[1],
         clean_up_tokenization_spaces=False,
     )
+
+
+def find_common(documents: Sequence[str]) -> list[str]:
+    """The words of more than a few documents."""
+    from tokenizers import Regex, pre_tokenizers
+
+    by_words = pre_tokenizers.Split(Regex(f"{WORD}|{OTHER}"), "isolated")
+    seen: Counter[str] = Counter()
+    for document in documents:
+        seen.update({word.strip() for word, _ in by_words.pre_tokenize_str(document)})
+    return [word for word, count in seen.items() if count > RARE * len(documents) and len(word) > 2]
 
 
 def make_model(

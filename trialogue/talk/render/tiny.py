@@ -106,7 +106,9 @@ class BriefRenderer(CompactRenderer):
 
     def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
         title = next((line.strip("# ") for line in (system or "").splitlines() if line.strip("# ")), "")
-        return [self._system, f" {title}"] if title else []
+        listed = [" ".join([tool.name, *tool.parameters.get("properties", {})]) for tool in tools]
+        parts = [part for part in (title, *listed) if part]
+        return [self._system, f" {' | '.join(parts)}"] if parts else []
 
     def observe(self, messages: Sequence[Message]) -> Pieces:
         texts = [to_brief_result(item.content) if item.role == "tool" else item.content for item in messages]
