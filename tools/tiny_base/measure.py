@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false
-"""How much a base helps with a domain that it has not met: python -m tools.tiny_base.measure BASE [--worlds 6]
+"""How much a base helps with a domain that it has not met: python -m tools.tiny_base.measure BASE [DOMAIN…]
 
-For each held-out random desk, or each DOMAIN named, the base imitates 0, 100 and 1,000 conversations of the teacher,
-then serves test tasks, greedily. Prints a line of JSON for each, and the means. `--copy` counts instead how many names
-of any letters the base repeats in a call, without having seen the desk.
+At each held-out random desk, or in each DOMAIN named, the base imitates 0, 100 and 1,000 conversations of the
+teacher, then serves test tasks, greedily. Prints a line of JSON for each, and the means. `--copy` counts
+instead how many names of any letters the base repeats in a call, without having seen the desk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 
-from tools.tiny_base.pretrain import HELD_OUT, hold
+from tools.tiny_base.generalist import HELD_OUT, hold
 from tools.tiny_base.worlds import make_world
 from trialogue import (
     Limits,
@@ -64,7 +64,7 @@ async def measure(base: str, domain: Domain, size: int, tasks: int, seed: int = 
 
 
 async def measure_copying(base: str, count: int) -> float:
-    """The share of test tasks of held-out desks whose first look-up has exactly the values that the user told."""
+    """The share of test tasks of held-out desks whose first look-up has exactly what the user told."""
     right: list[bool] = []
     for seed in range(HELD_OUT, HELD_OUT + count // 10):
         domain = make_world(seed)

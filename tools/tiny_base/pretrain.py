@@ -1,189 +1,85 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Make the tiny base model of the package: a tokenizer, random weights, lessons in copying, random service desks.
+"""Make the tiny base model of the package: a tokenizer, random weights, and lessons in copying.
 
-    python -m tools.tiny_base.pretrain OUT [--minutes 60] [--worlds 4000]
+    python -m tools.tiny_base.pretrain OUT [--minutes 36] [--start BASE]
 
-The tokenizer has common words of service desks and pairs of letters. The weights are trained on copying exercises
-first, and then more and more on conversations of the teacher at desks that are drawn at random (worlds.py). A second
-process holds these conversations. Worlds from `HELD_OUT` on are never trained on.
+The tokenizer is trained on conversations of the shop's train split, so that it has the words. The weights are
+trained on lessons only, so the base knows the format and how to copy, and nothing about tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import multiprocessing
 import re
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from random import Random
-from string import ascii_lowercase
 from time import monotonic
-from typing import Any
 
 from tools.tiny_base.school import PAIRS, WORDS, School
-from tools.tiny_base.worlds import FOREIGN, SCRIPTS, make_world, read_words
 from trialogue.config import Limits, Speaker
-from trialogue.engine.api import EngineSettings, OptimParams, Row
+from trialogue.engine.api import EngineSettings, OptimParams
 from trialogue.learn.losses import cross_entropy
-from trialogue.learn.sft import to_example_rows
 from trialogue.output import echo
-from trialogue.score.reward import grade
 from trialogue.talk.find import find_model
-from trialogue.talk.render.api import Renderer
-from trialogue.talk.render.load import load_renderer, save_renderer
+from trialogue.talk.render.load import save_renderer
 from trialogue.talk.render.tiny import COMPACT_TOKENS, BriefRenderer, to_brief_call, to_brief_result
 from trialogue.talk.render.vocabulary import Vocabulary
-from trialogue.talk.rollout import RolloutSettings, rollout
+from trialogue.talk.rollout import rollout
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
+from trialogue.world.find import find_domain
 
 MASTERED = 0.5
-"""The lessons become harder while their loss is below this."""
-HELD_OUT = 1_000_000
-"""Worlds of this seed and above measure a base, and never train one."""
-PER_WORLD = 14
-BATCH = 32
-
-
-async def hold(domain: Domain, count: int, seed: int, split: str = "train") -> list[Trajectory]:
-    """Conversations of the teacher that earned the whole reward."""
-    limits = Limits()
-    agent = find_model(Speaker(model="teacher"), "agent", domain, limits)
-    user = find_model(Speaker(model="agenda"), "user", domain, limits)
-    settings = RolloutSettings(limits=limits, seed=seed, grade=grade)
-    tasks = domain.tasks(split, count, seed)
-    held = [
-        item async for group in rollout(domain, tasks, agent, user, settings) for item in group.trajectories
-    ]
-    return [item for item in held if item.is_success]
-
-
-def list_words() -> list[str]:
-    """The words that are one token each."""
-    listed = (Path(__file__).parent / "vocabulary.txt").read_text(encoding="utf-8").split()
-    texts = str(read_words())
-    found = {*listed, *WORDS, *re.findall(r"[a-z]{2,}", texts), "ids", "id"}
-    words = read_words()
-    begins = " ".join((*_SPEECH, *WORDS, *words["people"], *words["things"], *words["actions"]))
-    capital = {word.capitalize() for word in re.findall(r"[a-z]{2,}", begins)}
-    return sorted(word for word in {*found, *capital} if len(word) > 1)
-
-
-_SPEECH = (
-    "shall should may could would please tell sorry hello hi thanks thank thing great one more wait all right done",
-    "what which where when who how is it the i have am can cannot next first before before good bye there here",
-)
-
-
-def make_tokenizer() -> Any:
-    """Words, pairs of letters with and without a space, digits, letters of other languages."""
-    from trialogue.engine.tiny import train_tokenizer
-
-    words = list_words()
-    plain = "".join(f" {word}" for word in words) + "".join(f"_{word}" for word in words if word.islower())
-    pairs = "".join(f" {pair} {pair.capitalize()}" for pair in PAIRS) + "-".join(("", *PAIRS))
-    pairs += "".join(f"-{pair.capitalize()}" for pair in PAIRS)
-    digits = "".join(f" {one}{two}-{one}{two} {one}-{one}" for one in "0123456789" for two in "0123456789")
-    signs = (*FOREIGN, *SCRIPTS, *ascii_lowercase)
-    letters = "".join(f" {sign}-{sign} {sign.upper()}-{sign.upper()}" for sign in signs) + " | |"
-    return train_tokenizer([plain, pairs, digits, letters] * 4, COMPACT_TOKENS, size=12000, words=words)
-
-
-def list_rows(seeds: Sequence[int], renderer: Renderer) -> Iterator[tuple[array[int], array[int]]]:
-    """Conversations in worlds as tokens and mask."""
-    for seed in seeds:
-        domain = make_world(seed)
-        for item in asyncio.run(hold(domain, PER_WORLD, seed)):
-            for row in to_example_rows(item, domain, renderer, "agent"):
-                yield array("H", row.tokens), array("b", row.mask)
-
-
-_RENDERER: list[Renderer] = []
-
-
-def _begin(folder: str) -> None:
-    import os
-
-    os.nice(5)
-    logging.disable(logging.WARNING)
-    _RENDERER.append(load_renderer(folder)[1])
-
-
-def _work(seeds: Sequence[int]) -> list[tuple[array[int], array[int]]]:
-    return list(list_rows(seeds, _RENDERER[0]))
+"""The lessons become harder while the loss is below this."""
 
 
 async def make_base(
-    out: Path, *, minutes: float = 60.0, worlds: int = 4000, seed: int = 0, width: int = 128, pairs: int = 3
+    out: Path, *, start: Path | None = None, minutes: float = 36.0, seed: int = 0, batch: int = 64
 ) -> None:
-    """Make a base and write it to a folder."""
-    from trialogue.engine.tiny import make_model
+    """Make a base and write it to a folder. With `start`, train an existing base further."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from trialogue.engine.tiny import make_model, train_tokenizer
     from trialogue.engine.torch_engine import TorchEngine
 
-    tokenizer = make_tokenizer()
-    layers = ("conv", "full_attention") * pairs
-    model = make_model(len(tokenizer), width=width, layers=layers, feed_forward=3 * width, seed=seed)
-    echo(f"{len(tokenizer)} tokens, {sum(weight.numel() for weight in model.parameters()):,} weights")
+    domain = find_domain("shop")
+    documents = [to_document(item) for item in await converse_often(domain, 3000, seed)]
+    words = "".join(f" {word} {word.capitalize()}" for word in [*WORDS, *PAIRS]) + "-".join(("", *PAIRS))
+    if start is None:
+        tokenizer = train_tokenizer([*documents, *[words] * (len(documents) // 10)], COMPACT_TOKENS)
+        model = make_model(len(tokenizer), seed=seed)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        model = AutoModelForCausalLM.from_pretrained(start)
     renderer = BriefRenderer(Vocabulary(tokenizer))
+    engine = TorchEngine(model, EngineSettings(seed=seed))
+    school = School(renderer, [*list_keys(documents), *WORDS[::6]], seed)
+    started, step = monotonic(), 0
+    difficulty, average, highest = (0.0, 9.0, 2e-3) if start is None else (1.0, 0.1, 1e-3)
+    while (passed := (monotonic() - started) / (60 * minutes)) < 1:
+        rows = [school.lesson(difficulty * school.random.random()) for _ in range(batch)]
+        outputs = await engine.forward_backward(rows, cross_entropy)
+        rate = highest * min(1.0, (step + 1) / 50) * max(0.05, 1 - passed)
+        await engine.optim_step(OptimParams(learning_rate=rate))
+        average = 0.95 * average + 0.05 * outputs.metrics["loss"]
+        step += 1
+        if average < MASTERED:
+            difficulty = min(1.0, difficulty + 0.01)
+        if step % 50 == 0:
+            echo(f"step={step} loss={average:.4f} difficulty={difficulty:.2f} done={passed:.0%}")
     model.save_pretrained(out)
     save_renderer(out, tokenizer, renderer)
-    engine = TorchEngine(model, EngineSettings(seed=seed))
-    school = School(renderer, list_keys(), seed)
-    random = Random(seed)
-    chunks = [range(begin, begin + 20) for begin in range(0, worlds, 20)]
-    rows: list[tuple[array[int], array[int]]] = []
-    started, step = monotonic(), 0
-    difficulty, lessons, talks, highest = 0.0, 9.0, 9.0, 1.5e-3
-    with multiprocessing.get_context("spawn").Pool(1, _begin, (str(out),)) as pool:
-        coming = pool.imap_unordered(_work, chunks)
-        arrived = 0
-        while (passed := (monotonic() - started) / (60 * minutes)) < 1:
-            while arrived < len(chunks):
-                try:
-                    rows += coming.next(timeout=0.001)
-                    arrived += 1
-                except multiprocessing.TimeoutError:
-                    break
-            share = 0.0 if difficulty < 0.3 or not rows else min(0.8, 0.3 + passed)
-            talked = random.sample(rows, min(len(rows), round(share * BATCH)))
-            batch = [Row([*ids], [*mask], [0.0] * len(ids), [0.0] * len(ids)) for ids, mask in talked]
-            taught = [school.lesson(difficulty * random.random()) for _ in range(BATCH - len(batch))]
-            rate = highest * min(1.0, (step + 1) / 50) * max(0.03, 1 - passed)
-            for part in (taught, batch):
-                if not part:
-                    continue
-                outputs = await engine.forward_backward(part, cross_entropy)
-                loss = outputs.metrics["loss"]
-                if part is taught:
-                    lessons = 0.95 * lessons + 0.05 * loss
-                else:
-                    talks = 0.95 * talks + 0.05 * loss
-            await engine.optim_step(OptimParams(learning_rate=rate))
-            step += 1
-            if lessons < MASTERED:
-                difficulty = min(1.0, difficulty + 0.01)
-            if step % 100 == 0:
-                echo(
-                    f"step={step} lessons={lessons:.4f} talks={talks:.4f} difficulty={difficulty:.2f} "
-                    f"rows={len(rows)} seconds={monotonic() - started:.0f} done={passed:.0%}"
-                )
-            if step % 500 == 0:
-                model.save_pretrained(out)
-        pool.terminate()
-    model.save_pretrained(out)
     engine.close()
 
 
-def list_keys() -> list[str]:
-    """Names of fields for the lessons."""
-    words = read_words()
-    names = [name for kind in words["kinds"].values() for name in kind]
-    return sorted(
-        {*names, *words["identity"], *words["choices"], *(f"{thing}_id" for thing in words["things"])}
-    )
+async def converse_often(domain: Domain, count: int, seed: int) -> list[Trajectory]:
+    """Conversations of the domain's oracle on train tasks."""
+    tasks = domain.tasks("train", count, seed)
+    limits = Limits()
+    agent = find_model(Speaker(model="oracle"), "agent", domain, limits)
+    user = find_model(Speaker(model="agenda"), "user", domain, limits)
+    return [item async for group in rollout(domain, tasks, agent, user) for item in group.trajectories]
 
 
 def to_document(trajectory: Trajectory) -> str:
@@ -198,22 +94,16 @@ def to_document(trajectory: Trajectory) -> str:
     return "\n".join(lines)
 
 
+def list_keys(documents: Iterable[str]) -> list[str]:
+    """The keys of values in calls and results."""
+    return sorted({key for document in documents for key in re.findall(r" (\w+)[:=*] ", document)})
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--worlds", type=int, default=4000)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--start", type=Path, help="An existing base to train further")
+    parser.add_argument("--minutes", type=float, default=36.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    asyncio.run(
-        make_base(
-            given.out,
-            minutes=given.minutes,
-            worlds=given.worlds,
-            seed=given.seed,
-            width=given.width,
-            pairs=given.pairs,
-        )
-    )
+    asyncio.run(make_base(given.out, start=given.start, minutes=given.minutes, seed=given.seed))

@@ -35,7 +35,8 @@ def train_tokenizer(
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    listed = "|".join(map(re.escape, sorted(words or find_common(documents), key=lambda word: (-len(word), word))))
+    common = sorted(words or find_common(documents), key=lambda word: (-len(word), word))
+    listed = "|".join(map(re.escape, common))
     own = rf"{JOINED}(?:{listed})(?!\p{{L}})" if words else rf" ?(?:{listed})(?![\p{{L}}_])"
     split = pre_tokenizers.Split(Regex(f"{own}|{OTHER}"), "isolated")
     tokenizer = Tokenizer(models.BPE())

@@ -83,6 +83,8 @@ def find_renderer(tokenizer: Any, name: str | None = None) -> Renderer:
     match chosen:
         case "brief":
             return tiny.BriefRenderer(vocabulary)
+        case "brief-tools":
+            return tiny.BriefToolsRenderer(vocabulary)
         case "compact":
             return tiny.CompactRenderer(vocabulary)
         case "hermes" | "qwen3":

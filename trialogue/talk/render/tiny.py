@@ -106,9 +106,7 @@ class BriefRenderer(CompactRenderer):
 
     def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
         title = next((line.strip("# ") for line in (system or "").splitlines() if line.strip("# ")), "")
-        listed = [" ".join([tool.name, *tool.parameters.get("properties", {})]) for tool in tools]
-        parts = [part for part in (title, *listed) if part]
-        return [self._system, f" {' | '.join(parts)}"] if parts else []
+        return [self._system, f" {title}"] if title else []
 
     def observe(self, messages: Sequence[Message]) -> Pieces:
         texts = [to_brief_result(item.content) if item.role == "tool" else item.content for item in messages]
@@ -131,6 +129,17 @@ class BriefRenderer(CompactRenderer):
             call, rest = cut(rest, self._call)
             calls.append(from_brief_call(self.vocabulary.to_text(call)))
         return Reply(self.vocabulary.to_text(content).removeprefix(" "), to_calls(calls))
+
+
+class BriefToolsRenderer(BriefRenderer):
+    """The brief format with the names of tools and of their parameters behind the title."""
+
+    name = "brief-tools"
+
+    def open(self, system: str | None, tools: Sequence[Tool]) -> Pieces:
+        listed = [" ".join([tool.name, *tool.parameters.get("properties", {})]) for tool in tools]
+        opened = super().open(system, tools) or [self._system]
+        return [*opened, *(f" | {text}" for text in listed)]
 
 
 def to_brief_call(call: ToolCall) -> str:
