@@ -477,7 +477,9 @@ def test_the_renderer_is_found_by_the_tokenizer() -> None:
 
 
 def test_what_cannot_be_rendered_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no renderer 'chatml'; allowed are brief, brief-tools, compact, hermes"):
+    with pytest.raises(
+        ConfigError, match=r"no renderer 'chatml'; allowed are brief, brief-tools, compact, hermes"
+    ):
         find_renderer(find_tokenizer("qwen3"), "chatml")
     with pytest.raises(ConfigError, match="neither known control tokens nor a chat template"):
         find_renderer(train_tokenizer(["<s>"]))
