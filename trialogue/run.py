@@ -52,6 +52,7 @@ from trialogue.errors import ConfigError, RunError, suggest
 from trialogue.reading import reading
 from trialogue.records import append_records, is_listed, read_lines, remake_index, to_index, write_records
 from trialogue.seams import split_reference
+from trialogue.settings import MODELS
 from trialogue.trajectory import Trajectory, Usage
 
 Kind = Literal["eval", "rollout", "train", "sft", "synthesize"]
@@ -367,8 +368,7 @@ WORDS = (
     "gold",
     "agenda",
     "human",
-    "tiny",
-    "smollm2",
+    *MODELS,
 )
 """Values of these settings that are not paths."""
 

@@ -16,6 +16,8 @@ RENDERERS = (
     *("brief", "brief-tools", "compact", "hermes", "llama3", "template"),
     *("qwen3", "qwen3-exact", "qwen3-nothink", "qwen3-nothink-exact"),
 )
+MODELS = ("tiny", "tiny-desk", "smollm2")
+"""Models by name: two bases of the package, and one of a package of its own."""
 ENGINES = ("auto", "torch", "tinker", "vllm")
 
 

@@ -20,7 +20,7 @@ from trialogue import Trajectory, find_domain
 from trialogue.config import RunSettings, SftConfig, SynthesizeConfig, load_config
 from trialogue.corpus.corpus import Doubles, Forbidden, find_split, find_usual
 from trialogue.corpus.synthesize import decide_again, synthesize
-from trialogue.engine.models import BASE
+from trialogue.engine.models import BASES
 from trialogue.learn.examples import read_parquet
 from trialogue.run import Run, read_about, read_trajectories
 from trialogue.view.report import to_report
@@ -215,7 +215,7 @@ def test_a_scenario_is_on_one_side_for_good() -> None:
 async def test_a_corpus_carries_the_marks_of_every_teacher(tmp_path: Path) -> None:
     settings = SftConfig(domain="shop", run=RunSettings(directory=str(tmp_path), name="marked"))
     marked = Run.create(settings.run, "sft", "shop", settings, 0, ["learned"])
-    shutil.copytree(BASE, marked.path / "model")
+    shutil.copytree(BASES["tiny"], marked.path / "model")
     marked.close("finished")
     mix = f'agent.mix=[{{model = "oracle"}}, {{model = "{marked.path}", weight = 0.000001}}]'
     await synthesize(make(tmp_path, "run", "domain=shop", mix, "synthesize.count=1", "renderer.lenient=true"))

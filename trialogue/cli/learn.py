@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--minutes", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Time for everything."
 )
-@click.option("--model", default="tiny", show_default=True, help="What learns: as in learner.model.")
+@click.option("--model", default="tiny-desk", show_default=True, help="What learns: as in learner.model.")
 @click.option("--from", "begin", metavar="RUN", help="Weights to begin with, in place of a cold start.")
 @click.option(
     "--examples",
@@ -223,7 +223,7 @@ def _learn(verb: Any, kind: Any, asked: Asked, as_json: bool) -> None:
 def warn_of_no_cold_start(config: TrainConfig) -> None:
     """Say that the tiny base learns next to nothing by reinforcement before it has imitated conversations."""
     from trialogue.config import Tasks, TrainConfig
-    from trialogue.engine.models import BASE
+    from trialogue.engine.models import BASES
     from trialogue.run import read_learned
     from trialogue.score.resume import to_word
 
@@ -231,7 +231,7 @@ def warn_of_no_cold_start(config: TrainConfig) -> None:
     learned = read_learned(model)
     if isinstance(learned, TrainConfig):  # a run that was not begun from a cold start either
         model = learned.learner.model
-    if model != "tiny" and Path(model).expanduser().resolve() != BASE:
+    if model not in BASES and Path(model).expanduser().resolve() not in BASES.values():
         return
     words = [shlex.quote(config.domain)]
     if config.tasks.levels != Tasks().levels:

@@ -11,17 +11,18 @@ from trialogue.engine.gguf import convert_gguf
 from trialogue.errors import ConfigError, RunError
 from trialogue.run import find_weights
 
-BASE = Path(__file__).parent / "weights" / "tiny"
-"""A base of about a million weights that knows how to copy and nothing else; `make base` makes it anew."""
+BASES = {name: Path(__file__).parent / "weights" / name for name in ("tiny", "tiny-desk")}
+"""Bases of a few million weights: `tiny` knows how to copy and nothing else, `tiny-desk` has met many service
+desks. tools/tiny_base makes them anew."""
 
 
 def find_model_folder(name: str) -> str:
     """The folder (or hub name) to load a model from."""
     quieten()
-    if name == "tiny":
-        if not (BASE / "config.json").is_file():
-            raise ConfigError(f"the tiny base is missing at {BASE}; make it with `make base`")
-        return str(BASE)
+    if name in BASES:
+        if not (BASES[name] / "config.json").is_file():
+            raise ConfigError(f"the base is missing at {BASES[name]}; make it with `make base`")
+        return str(BASES[name])
     if name == "smollm2":
         return str(find_smollm2())
     path = Path(name).expanduser()
@@ -32,7 +33,7 @@ def find_model_folder(name: str) -> str:
     is_near = path.parts[:1] == ("runs",) or path.parent.is_dir()
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or is_near:
         raise ConfigError(
-            f"no model at '{name}': give tiny, smollm2, a run directory, a folder of weights, "
+            f"no model at '{name}': give tiny, tiny-desk, smollm2, a run directory, a folder of weights, "
             "a .gguf file, or a hub name"
         )
     return name  # a hub name such as Qwen/Qwen3-0.6B, for machines that reach a hub

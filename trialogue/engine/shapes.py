@@ -78,12 +78,12 @@ vocabulary is 151,936."""
 
 
 def find_shape(model: str) -> ModelShape:
-    """The shape of a model by `learner.model`: a folder, a run, tiny, smollm2, or a name of the table."""
-    from trialogue.engine.models import BASE
+    """The shape of a model by `learner.model`: a folder, a run, a name of `MODELS`, or one of the table."""
+    from trialogue.engine.models import BASES
     from trialogue.run import find_weights
 
-    if model == "tiny":
-        return read_shape(BASE)
+    if model in BASES:
+        return read_shape(BASES[model])
     path = Path(model).expanduser()
     if path.is_dir():
         return read_shape(find_weights(path))

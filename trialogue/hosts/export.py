@@ -30,7 +30,7 @@ from trialogue.hosts.conversations import refuse_rows
 from trialogue.learn.collect import choose_tasks, find_known
 from trialogue.learn.held_out import find_marks
 from trialogue.run import find_versions, find_weights, map_places
-from trialogue.settings import LearnerSettings, LossSettings, Optimizer
+from trialogue.settings import MODELS, LearnerSettings, LossSettings, Optimizer
 from trialogue.talk.render.load import RENDERER, read_renderer_name
 from trialogue.task import Task
 from trialogue.world.domain import Domain
@@ -112,7 +112,7 @@ def to_portable(config: TrainConfig) -> TrainConfig:
         return path.resolve() if path.exists() else None
 
     model = config.learner.model
-    if model in ("tiny", "smollm2") or model.endswith(".gguf"):
+    if model in MODELS or model.endswith(".gguf"):
         from trialogue.engine.models import find_model_folder
 
         model = find_model_folder(model)

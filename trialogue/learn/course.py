@@ -73,7 +73,7 @@ class Course:
     directory: Path
     minutes: float = 10.0
     seed: int = 0
-    model: str = "tiny"
+    model: str = "tiny-desk"
     begin: Path | None = None
     """A run to begin with: its weights, in place of a cold start."""
     examples: str = "teacher"

@@ -98,6 +98,7 @@ def to_course(directory: Path, seed: int, size: Size) -> Course:
     """The course of the demonstration: fixed sizes, the shop's own careless teacher, no early end."""
     return Course(
         domain="shop",
+        model="tiny",
         directory=directory,
         minutes=MINUTES * size.steps / Size().steps,
         seed=seed,

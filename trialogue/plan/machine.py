@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from trialogue.config import PlanConfig, TrainConfig
 from trialogue.errors import ConfigError, TrialogueError
+from trialogue.settings import MODELS
 
 State = Literal["ok", "warn", "fail"]
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
@@ -159,7 +160,7 @@ def look_at_run(
     from trialogue.engine.shapes import find_shape
 
     model = config.learner.model
-    is_here = model in ("tiny", "smollm2") or Path(model).expanduser().is_dir()
+    is_here = model in MODELS or Path(model).expanduser().is_dir()
     is_hub = not is_here and model.count("/") == 1 and not model.startswith((".", "/", "~", "runs/"))
     try:
         shape = find_shape(model)

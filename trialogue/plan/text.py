@@ -20,7 +20,7 @@ def to_lines(plan: Plan) -> Iterator[str]:
     first = plan.rows[0]
     yield f"{config.domain} · {shape.name}: {shape.parameters / 1e9:.3g} billion parameters"
     yield f"{layout.gpus} × {gpu.name} ({gpu.gigabytes:g} GB), {describe_route(plan)}"
-    if config.learner.model == "tiny":
+    if config.learner.model in ("tiny", "tiny-desk"):
         yield "the tiny model needs no GPU: it trains on one core of a CPU. The figures below are for a GPU"
     yield ""
     yield from to_memory_lines(plan.memory)

@@ -10,6 +10,7 @@ from pathlib import Path
 from trialogue.config import Limits, Speaker
 from trialogue.errors import ConfigError, suggest
 from trialogue.seams import split_reference
+from trialogue.settings import MODELS
 from trialogue.talk.budget import Account
 from trialogue.talk.model import Model, ModelSource
 from trialogue.talk.own import find_own, to_source
@@ -29,7 +30,7 @@ KNOWN = (
         "replay:FILE",
         "openai:NAME",
     ),
-    *("tiny", "smollm2", "local:FOLDER", "local:FILE.gguf"),
+    *(*MODELS, "local:FOLDER", "local:FILE.gguf"),
 )
 
 
@@ -110,7 +111,7 @@ def find_model(
         books = account or Account()
         return OpenAIModel(rest, side, speaker, limits.reply_tokens, seed, books, role or side)
     path = rest if kind == "local" else speaker.model
-    if kind == "local" or path in ("tiny", "smollm2") or path.endswith(".gguf") or Path(path).is_dir():
+    if kind == "local" or path in MODELS or path.endswith(".gguf") or Path(path).is_dir():
         from trialogue.talk.render.load import load_local
 
         return load_local(path, speaker, limits, seed, SECTIONS.get(role, role or side))

@@ -107,7 +107,7 @@ def list_words(summary: Mapping[str, Any], directory: Path) -> Iterator[str]:
         yield f"      such as {name}{': ' + detail[:90] if detail else ''}"
         yield f"      what would help: {mistake['helps']}"
     yield from summary["advice"]
-    if summary["base"] == "tiny":
+    if summary["base"] in ("tiny", "tiny-desk"):
         yield (
             "This was a rehearsal with the tiny model: it shows whether tasks, tools, users and rewards are "
             "sound. Give --model for a real one"
