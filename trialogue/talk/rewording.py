@@ -50,6 +50,8 @@ _ALIKE = (
 """Beginnings of a wish that mean the same and are followed by the same words."""
 _SHARE = 0.5
 """Share of a user's sentences that keep the author's words."""
+_DROPPED = 0.2
+"""Share of the words that a sentence lacks, where it lacks any."""
 
 
 def reword(task: Task, seed: int) -> Task:
@@ -79,21 +81,36 @@ def _reword_fact(name: str, fact: Fact, random: Random) -> Fact:
 
 
 def _reword_wish(wish: Wish, random: Random) -> Wish:
+    told = (fact.value for fact in wish.facts.values() if fact.value is not None)
+    values = {word for value in told for word in value.lower().split()}
     changed = {
-        "says": tuple(_reword_sentence(text, random) for text in wish.says),
+        "says": tuple(_reword_sentence(text, random, values) for text in wish.says),
         "facts": {name: _reword_fact(name, fact, random) for name, fact in wish.facts.items()},
         "instead": _reword_wish(wish.instead, random) if wish.instead is not None else None,
     }
     return wish.model_copy(update=changed)
 
 
-def _reword_sentence(text: str, random: Random) -> str:
-    """A wish that begins in another way and perhaps ends with a courtesy."""
+def _reword_sentence(text: str, random: Random, values: set[str]) -> str:
+    """A wish that begins in another way, has its clauses in another order, lacks some words, or ends with a
+    courtesy: no single word and no place in the sentence tells all."""
     for alike in _ALIKE:
         begin = next((each for each in alike if text.startswith(f"{each} ")), None)
         if begin is not None and random.random() < _SHARE:
             text = random.choice(alike) + text[len(begin) :]
+    first, comma, second = text.rstrip(".").partition(", ")
+    if comma and text.endswith(".") and random.random() < _SHARE:
+        text = f"{second[:1].upper()}{second[1:]}, {first[:1].lower()}{first[1:]}."
+    if random.random() < _SHARE:
+        text = " ".join(
+            word for word in text.split() if _is_value(word, values) or random.random() > _DROPPED
+        )
     return f"{text} {random.choice(_AFTER)}".strip()
+
+
+def _is_value(word: str, values: set[str]) -> bool:
+    """Whether a word is part of a value, which has to be said."""
+    return any(sign.isdigit() for sign in word) or word.strip(".,:;?!").lower() in values
 
 
 def _reword_phrases(phrases: Phrases, random: Random) -> dict[str, tuple[str, ...]]:
