@@ -105,8 +105,8 @@ async def test_a_run_leaves_what_is_documented(train_config: Configure, trained:
         if "step" in line:
             phases.setdefault(line["step"], set()).update(line.keys() - {"step"})
     assert phases[0] == {"evaluate"}
-    assert phases[1] == {"rollout", "update"}
-    assert phases[4] == {"rollout", "update", "evaluate"}
+    assert phases[1] == {"rollout", "update", "tokens_per_second"}
+    assert phases[4] == {"rollout", "update", "tokens_per_second", "evaluate"}
 
     files = {path.stem for path in (run / "trajectories").iterdir()}
     assert files == {f"step-00000{step}" for step in (1, 2, 3, 4)} | {
