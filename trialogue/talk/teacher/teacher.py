@@ -263,20 +263,24 @@ class Teacher:
         made += yield from self._carry_out(waiting)
         extra = yield from self._find_extra(work.say)
         spoken = f"{self.environment.policy} {' '.join(work.wish.says)}".lower()
-        is_theirs = not made and any(call.side == "user" for call in work.calls)
-        texts = (
-            words.list_solved(work.wish.done, spoken, self.random)
-            if is_theirs
-            else self._list_reports(made, work)
-        )
+        meant = [call for call in work.calls if call.side == "user" or self._changes(call)]
+        if not made and any(call.side == "user" for call in meant):
+            texts = words.list_solved(work.wish.done, spoken, self.random)
+        elif not made and meant:  # a benchmark may expect calls that its tools refuse
+            texts = words.list_refusals(self._list_acts(meant)[0], self.random)
+        else:
+            texts = self._list_reports(made, work)
         yield from self._close((f"{extra} {text}".strip() for text in texts), "as a report")
+
+    def _changes(self, call: Call) -> bool:
+        return is_change(self.environment.tools[call.name])
 
     def _list_reports(self, made: Sequence[Call], work: Work) -> Iterable[str]:
         acts, things = self._list_acts(made, past=True), self._list_things(made)
         return words.list_reports(acts, things, work.wish.done, self.random)
 
     def _carry_out(self, calls: Sequence[Call]) -> Steps[list[Call]]:
-        """Ask for the final yes, then make the calls."""
+        """Ask for the final yes, then make the calls; those that were not refused."""
         if not calls:
             return []
         acts = self._list_acts(calls)
@@ -285,10 +289,13 @@ class Teacher:
         heard = yield from self._say(texts, self.listener.is_proposal, "as asking for the final yes")
         if _NO.search(heard):
             raise ModelError("the user did not agree to what the task expects", blame="user")
+        made: list[Call] = []
         for call in calls:
-            if not (yield from self._call(call)) and self.environment.domain.reward is None:
+            if (yield from self._call(call)):
+                made.append(call)
+            elif self.environment.domain.reward is None:
                 raise ModelError(f"a gold call was refused: {call.name}", blame="tool")
-        return list(calls)
+        return made
 
     def _keep_rules(self, calls: Sequence[Call], proposal: str) -> Steps[None]:
         """Make the look-ups that only the rules of the policy ask for."""
