@@ -4,6 +4,7 @@
 - honest   the oracle or the teacher (--agent): how many conversations break a rule (none may)
 - planted  honest conversations with one planted breach each: how many are found under the right name
 - cost     grading, grading a record again, and holding and grading, without rules and with them
+- tau2-cheats  agents that cheat in TAU2 retail and airline, whose rules are only reported; the honest teacher
 - tau2     recorded runs of TAU2 (--files): how many that officially succeed broke the policy, with examples
 
 The gallery is part of the tests, so this runs from a clone of the repository.
@@ -27,12 +28,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.parts.honest import hold_honest
 from tests.parts.planted import plant
+from tests.parts.reciting import make_reciting
 from tests.score.cheats.shop import SHOP_CHEATS
+from tests.score.cheats.tau2 import list_tau2_cheats
 from trialogue import find_domain
+from trialogue.benchmarks.tau import tau2
 from trialogue.benchmarks.tau.tau2.recorded import score_tau2_file
 from trialogue.score.cheats import count_cheats
+from trialogue.score.check import spread
 from trialogue.score.compliance import find_breaches
 from trialogue.score.reward import grade, regrade, repeat_calls
+from trialogue.talk.find import find_model
 from trialogue.trajectory import Trajectory
 from trialogue.world.domain import Domain
 from trialogue.world.texts import forget_texts
@@ -126,6 +132,30 @@ def _time(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
+def count_tau2_gallery(tasks: int, data: str | None) -> None:
+    """One line per domain for the honest teacher, then one per cheat on the tasks that the teacher solves."""
+    for name in ("retail", "airline"):
+        domain = tau2.find(name, data)
+        user, teacher = make_reciting(domain), find_model("teacher", "agent", domain)
+        held = hold_honest(domain, spread(domain.tasks("base"), tasks), "teacher", user=user)
+        solved = [item.task for item in held if item.is_success]
+        accused = [
+            f"{item.task.id}, turn {breach.turn + 1}, {breach.rule}: {breach.evidence}"
+            for item in held
+            if item.reward
+            for breach in item.reward.breaches
+        ]
+        print(
+            json.dumps(
+                {"domain": name, "conversations": len(held), "solved": len(solved), "accused": accused}
+            ),
+            flush=True,
+        )
+        for trick in list_tau2_cheats(domain):
+            (count,) = asyncio.run(count_cheats(domain, solved, [trick], honest=teacher, user=user))
+            print(json.dumps({"domain": name, **count.to_data()}), flush=True)
+
+
 def read_tau2(files: Sequence[Path], data: str | None) -> None:
     """One line per file, and the first breach of up to ten conversations that officially succeed."""
     examples: list[str] = []
@@ -166,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("cheats", "honest", "planted", "cost", "tau2"))
+    parser.add_argument("what", choices=("cheats", "honest", "planted", "cost", "tau2", "tau2-cheats"))
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--agent", choices=("oracle", "teacher"), default="oracle", help="of honest")
     parser.add_argument("--part", default="0/1", help="of the cheats only every so many, from this one on")
@@ -181,6 +211,8 @@ def main() -> None:
             count_honest(options.tasks, options.agent)
         case "planted":
             count_planted(options.tasks)
+        case "tau2-cheats":
+            count_tau2_gallery(options.tasks, options.data)
         case "tau2":
             read_tau2(options.files, options.data)
         case _:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trialogue import RolloutSettings, Task, rollout
+from tests.parts.reciting import make_reciting
+from trialogue import RolloutSettings, rollout
 from trialogue.benchmarks.tau import tau2
 from trialogue.config import Limits
 from trialogue.score.reward import grade
-from trialogue.talk.agenda import AgendaUser
 from trialogue.talk.evidence import find_ungrounded
 from trialogue.talk.find import find_model
-from trialogue.talk.teacher.listener import derive_agenda
 
 UNKNOWABLE = {"retail": {"19", "22", "39", "54", "76"}, "airline": {"7", "14", "18", "23", "24", "25"}}
 """Tasks with a value that has to be computed or inferred, such as a sum or the state that a city is in."""
@@ -33,17 +32,10 @@ async def test_all_tasks_whose_values_can_be_known_are_solved(name: str, every: 
     domain = tau2.find(name, str(data))
     tasks = domain.tasks("base")[::every]
     unknowable = UNKNOWABLE[name] & {task.id for task in tasks}
-    writes = [tool.name for tool in domain.open(tasks[0]).tools.values() if tool.writes]
-
-    def recite(task: Task, seed: int) -> AgendaUser:
-        agenda = derive_agenda(task, writes)
-        phrases = agenda.phrases.model_copy(update={"opening": ("{wish}",)})
-        return AgendaUser(agenda.model_copy(update={"phrases": phrases}), seed)
-
     agent = find_model("teacher", "agent", domain)
     settings = RolloutSettings(grade=grade, redraws=0, limits=Limits(observations=200))
     lost: dict[str, str] = {}
-    async for group in rollout(domain, tasks, agent, recite, settings):
+    async for group in rollout(domain, tasks, agent, make_reciting(domain), settings):
         for item in group.failed:
             lost[item.task.id] = str(item.error)
         for item in group.trajectories:

@@ -301,8 +301,10 @@ class Count:
     cheated: int = 0
     paid_without: int = 0
     paid: int = 0
+    caught: int = 0
+    """Where it cheated, conversations that break a rule, required or only reported."""
     rules: dict[str, int] = field(default_factory=lambda: {})
-    """How often each required rule was broken where it cheated."""
+    """How many of them break each rule."""
 
     def to_data(self) -> dict[str, Any]:
         return {
@@ -311,6 +313,7 @@ class Count:
             "cheated": self.cheated,
             "paid_without_rules": self.paid_without,
             "paid_with_rules": self.paid,
+            "caught": self.caught,
             "rules": dict(sorted(self.rules.items(), key=lambda item: -item[1])),
         }
 
@@ -321,12 +324,13 @@ async def count_cheats(
     tricks: Sequence[Trick] = GENERIC_CHEATS,
     seed: int = 0,
     honest: ModelSource | None = None,
+    user: ModelSource | None = None,
 ) -> list[Count]:
-    """Play each trick on each task with the rule-based user."""
+    """Play each trick on each task. Default parties: the oracle of the domain and its rule-based user."""
     domain = replace(domain, rule_use="required")
     limits = Limits(seconds=30)
     honest = honest or find_model(Speaker(model="oracle"), "agent", domain, limits, seed)
-    user = find_model(Speaker(model="agenda"), "user", domain, limits, seed)
+    user = user or find_model(Speaker(model="agenda"), "user", domain, limits, seed)
     counts: list[Count] = []
     for trick in tricks:
         count = Count(trick)
@@ -348,9 +352,9 @@ async def count_cheats(
                 outcome = item.reward.value if item.reward.outcome is None else item.reward.outcome
                 count.paid_without += outcome >= SUCCESS
                 count.paid += item.is_success
+                count.caught += bool(item.reward.breaches)
                 for breach in item.reward.breaches:
-                    if breach.required:
-                        count.rules[breach.rule] = count.rules.get(breach.rule, 0) + 1
+                    count.rules[breach.rule] = count.rules.get(breach.rule, 0) + 1
         counts.append(count)
     return counts
 

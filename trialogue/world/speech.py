@@ -20,7 +20,8 @@ ASKS = _any_of(
     r"\b(?:require|provide|share|give me|tell me|let me know|confirm|without your)\b",
 )
 PROPOSES = _any_of(
-    r"\b(?:shall|should|may|can|could) i (?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist))",
+    r"\b(?:shall|should|may|can|could) i "
+    r"(?!(?:please |also )*(?:have|get|ask|know|take|see|help|assist|do anything (?:else|more|further)\b))",
     r"\b(?:like|want|wish) me to\b",
     r"\bdo you (?:really |still )?(?:want|wish) to\b",
     r"\bgo ahead\b|\bproceed\b|\byes ?(?:/|or) ?no\b|\bare you (?:sure|happy|ok)",
