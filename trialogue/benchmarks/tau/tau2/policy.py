@@ -36,10 +36,8 @@ NAMES = ("name", "options", "brand", "last_four", "source")
 TOLD_OTHERWISE = ("country", "state", "user_id", "reason", "order_id")
 """Arguments that an agent need not repeat letter by letter."""
 _CHANGING = ("cancel_", "modify_", "return_", "exchange_", "book_", "update_", "send_certificate")
-
-
 _OWN_REPORT = re.compile(
-    r"\bI(?:['\u2019]ve| have)(?: also| just| now| successfully)* (cancel|return|exchang|book)\w*ed\b",
+    r"\bI(?:['\u2019]ve| have)(?: also| just| now)? (cancel|return|exchang|book)l?ed\b",
     re.IGNORECASE,
 )
 """A change that the agent reports as its own; the group begins the name of the tool that makes it."""
