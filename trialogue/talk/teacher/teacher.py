@@ -399,9 +399,12 @@ class Teacher:
                 f"task {self.task.id}: nothing leads to a record that says why: {' or '.join(unknown[0])}; "
                 "name the record in a fact or in the words of the wish"
             )
-        why = " ".join(dict.fromkeys(text for _, text in found))
-        texts = [*words.list_refusals(acts[0], self.random)]
-        drafts = [f"{text} {why}".strip() for text in texts]
+        told = [*dict.fromkeys(text for _, text in found if text)]
+        reasons_told = [" ".join(told)]
+        if others:  # where all would be too much: the one that was not said yet
+            reasons_told += sorted(told, key=lambda text: any(text in said for said in self.said))
+        texts = words.list_refusals(acts[0], self.random)
+        drafts = [f"{text} {why}".strip() for text in texts for why in reasons_told]
         whole = [
             " ".join(
                 [
