@@ -77,6 +77,7 @@ class Teacher:
         for work in self.works.values():
             work.calls = [call for call in work.calls if call not in self.first]
         self.said: list[str] = []
+        self._refused: set[int] = set()
         self._replies: list[Reply] = []
         self._before = 0
         self._steps: Steps[None] | None = None
@@ -399,10 +400,19 @@ class Teacher:
                 f"task {self.task.id}: nothing leads to a record that says why: {' or '.join(unknown[0])}; "
                 "name the record in a fact or in the words of the wish"
             )
+        self._refused.add(id(work.wish))
+        is_last = all(other.kind != "refuse" or key in self._refused for key, other in self.works.items())
+        if is_last and is_looked_into:  # what no refusal has said belongs to this one
+            found = [
+                (say, text or ("" if self._has_said(say) else f"This is why: {say[0]}."))
+                for say, text in found
+            ]
         told = [*dict.fromkeys(text for _, text in found if text)]
         reasons_told = [" ".join(told)]
-        if others:  # where all would be too much: the one that was not said yet
-            reasons_told += sorted(told, key=lambda text: any(text in said for said in self.said))
+        if others:  # where all would be too much: one, and first what was not said yet
+            reasons_told += [
+                text for _, text in sorted(found, key=lambda each: self._has_said(each[0])) if text
+            ]
         texts = words.list_refusals(acts[0], self.random)
         drafts = [f"{text} {why}".strip() for text in texts for why in reasons_told]
         whole = [
@@ -419,6 +429,9 @@ class Teacher:
             for draft in drafts
         ]
         yield from self._close(whole, "as a refusal")
+
+    def _has_said(self, say: Say) -> bool:
+        return any(find_said(say, text) is not None for text in self.said)
 
     def _look_into(self, wish: Wish, reasons: Sequence[Say]) -> Steps[None]:
         """Look up what a wish is about and what shows why it is refused: a reason is never said unseen."""
