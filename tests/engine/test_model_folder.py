@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from trialogue.engine.api import EngineSettings
 from trialogue.engine.model_folder import load_weights
-from trialogue.engine.models import BASE
+from trialogue.engine.models import BASES
 from trialogue.engine.torch_engine import TorchEngine
 from trialogue.errors import ConfigError, EngineError
 from trialogue.talk.render.load import load_renderer
@@ -181,7 +181,7 @@ def load(folder: Path) -> None:
 def test_a_broken_folder_is_told_in_one_line(name: str, tmp_path: Path) -> None:
     spoil, told = BROKEN[name]
     folder = tmp_path / "model"
-    shutil.copytree(BASE, folder)
+    shutil.copytree(BASES["tiny"], folder)
     spoil(folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises((EngineError, ConfigError), match=told) as caught:
@@ -196,9 +196,9 @@ def test_a_broken_folder_is_told_in_one_line(name: str, tmp_path: Path) -> None:
 
 def test_sound_shards_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(BASE, folder)
+    shutil.copytree(BASES["tiny"], folder)
     divide("b.safetensors")(folder)
-    whole, divided = (load_weights(place, torch.float32).state_dict() for place in (BASE, folder))
+    whole, divided = (load_weights(place, torch.float32).state_dict() for place in (BASES["tiny"], folder))
     assert whole.keys() == divided.keys()
     assert all(torch.equal(whole[name], divided[name]) for name in whole)
 
@@ -221,10 +221,10 @@ def test_a_broken_adapter_is_told_in_one_line(
     from trialogue.engine.torch_engine import add_adapter, load_model
 
     folder = tmp_path / "adapter"
-    adapter = add_adapter(load_weights(BASE, torch.float32), LoraSettings(r=4, alpha=8))
+    adapter = add_adapter(load_weights(BASES["tiny"], torch.float32), LoraSettings(r=4, alpha=8))
     adapter.save_pretrained(folder)
     file = folder / "adapter_config.json"
-    config = {**json.loads(file.read_text()), "base_model_name_or_path": str(BASE)}
+    config = {**json.loads(file.read_text()), "base_model_name_or_path": str(BASES["tiny"])}
     file.write_text(json.dumps(config))
     load_model(folder, EngineSettings())
     file.write_text(json.dumps({**config, **settings}))
@@ -243,10 +243,16 @@ def test_an_adapter_that_names_a_module_is_refused_before_peft_reads_it(
     from trialogue.engine.torch_engine import add_adapter, load_model
 
     folder = tmp_path / "adapter"
-    add_adapter(load_weights(BASE, torch.float32), LoraSettings(r=4, alpha=8)).save_pretrained(folder)
+    add_adapter(load_weights(BASES["tiny"], torch.float32), LoraSettings(r=4, alpha=8)).save_pretrained(
+        folder
+    )
     file = folder / "adapter_config.json"
     config = json.loads(file.read_text())
-    named = {"base_model_name_or_path": str(BASE), "megatron_config": {"x": 1}, "megatron_core": "stranger"}
+    named = {
+        "base_model_name_or_path": str(BASES["tiny"]),
+        "megatron_config": {"x": 1},
+        "megatron_core": "stranger",
+    }
     file.write_text(json.dumps({**config, **named}))
     (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -263,7 +269,7 @@ def test_an_adapter_that_names_a_module_is_refused_before_peft_reads_it(
 def test_usual_settings_of_attention_are_read(tmp_path: Path) -> None:
     """Versions of transformers have written these."""
     folder = tmp_path / "model"
-    shutil.copytree(BASE, folder)
+    shutil.copytree(BASES["tiny"], folder)
     set_config(_attn_implementation_autoset=True, attn_implementation="sdpa", quantization_config=None)(
         folder
     )
@@ -272,7 +278,7 @@ def test_usual_settings_of_attention_are_read(tmp_path: Path) -> None:
 
 def test_a_base_is_not_loaded_through_an_adapter_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "base"
-    shutil.copytree(BASE, folder)
+    shutil.copytree(BASES["tiny"], folder)
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x/y"}')
     with pytest.raises(EngineError, match="would load this adapter"):
         load_weights(folder, torch.float32)

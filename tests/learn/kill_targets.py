@@ -51,7 +51,7 @@ CHECKPOINT_NAMES = {"seal", "put_in_place", "put_back", "find_damage", "hash_fil
 PUBLISH_NAMES = {"publish", "optim_step"}
 LOG_FILES = {
     durable.__file__,
-    *(sys.modules[f"trialogue.{name}"].__file__ for name in ("run", "lines", "digests")),
+    *(sys.modules[f"trialogue.{name}"].__file__ for name in ("run", "records", "digests")),
 }
 VERB_NAMES = {"train", "sft", "evaluate", "keep", "_evaluate", "finish", "write_lines"}
 

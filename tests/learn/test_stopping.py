@@ -165,7 +165,7 @@ async def test_control_c_ends_a_demonstration(tmp_path: Path, monkeypatch: pytes
         if step == 1:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(RunError, match="sft is stopped, so the demonstration ends here"):
+    with pytest.raises(RunError, match="sft is stopped, so the course ends here"):
         await demo.demonstrate(tmp_path, 0, print, press)
     assert not (tmp_path / "rl").exists()
     assert not (tmp_path / "summary.json").exists()

@@ -347,17 +347,17 @@ def test_a_link_out_of_a_run_is_neither_served_nor_exported(folder: Path, tmp_pa
 
 
 def test_a_linked_tokenizer_is_not_read(folder: Path, tmp_path: Path) -> None:
-    from trialogue.engine.models import BASE
+    from trialogue.engine.models import BASES
     from trialogue.view.tokens import find_tokenizer
 
     run = tmp_path / "good"
     shutil.copytree(folder / "runs" / "good", run)
-    shutil.copy(BASE / "tokenizer.json", run)
+    shutil.copy(BASES["tiny"] / "tokenizer.json", run)
     assert find_tokenizer(run) == run / "tokenizer.json"
     (run / "tokenizer.json").unlink()
-    (run / "tokenizer.json").symlink_to(BASE / "tokenizer.json")
+    (run / "tokenizer.json").symlink_to(BASES["tiny"] / "tokenizer.json")
     assert find_tokenizer(run) is None
-    (run / "model").symlink_to(BASE)
+    (run / "model").symlink_to(BASES["tiny"])
     assert find_tokenizer(run) is None
 
 

@@ -198,7 +198,7 @@ async def take_part(verb: Callable[..., Any], config: Any, watch: Watch, **more:
 
     await verb(config, resume=path if path.exists() else None, watch=tell, **more)
     if (state := read_about(path)["state"]) != "finished":
-        raise Stopped(f"{path} is {state}")
+        raise Stopped(f"{path} is {state}, so the course ends here")
     return path
 
 

@@ -199,7 +199,8 @@ def _value(value: Any) -> str:
 
 def to_kind(problem: str) -> str:
     """A problem without the values of its task, so that many of one kind are shown once."""
-    return re.sub(r"'[^']*'|\"[^\"]*\"|\b\S*\d\S*", "…", problem)
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "…", problem)
+    return " ".join("…" if any(sign.isdigit() for sign in word) else word for word in unquoted.split())
 
 
 def show_check(checked: dict[str, Any], played: int, console: Screen | None = None) -> None:
