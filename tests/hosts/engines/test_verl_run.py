@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from verl_run import VerlRun, run_python
 
 from trialogue.config import TrainConfig, load_config
 from trialogue.engine.models import find_model_folder
+from trialogue.hosts.verl_trainer import ConversationTrainer
 from trialogue.learn.advantages import to_rows
 from trialogue.learn.train import train
 from trialogue.run import find_weights, read_trajectories
@@ -271,6 +273,15 @@ def test_two_models_are_told_apart_in_the_first_step(
     assert run.wait() != 0
     assert "so one of them computes another model" in run.log.read_text()
     assert 1 not in run.steps
+
+
+def test_a_step_without_any_signal_moves_nothing() -> None:
+    """No worker is even asked: Adam's momentum would move the weights."""
+    trainer: Any = object.__new__(ConversationTrainer)  # it has no workers
+    trainer.signal = []
+    metrics: dict[str, Any] = {}
+    assert trainer._update_actor("the batch", metrics) == "the batch"
+    assert metrics == {"actor/skipped": 1.0}
 
 
 def test_a_dead_endpoint_ends_the_run(config: TrainConfig, tmp_path: Path) -> None:
