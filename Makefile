@@ -99,7 +99,7 @@ test-tinker: .venv-tinker/.stamp ## train on SkyRL's server with the official cl
 test-verl-run: .venv-verl/.stamp ## train with verl on this CPU as a whole: kill, resume, merge, evaluate, compare (12 minutes)
 	.venv-verl/bin/python -m pytest -W default tests/hosts/engines/test_verl_run.py -s $(ARGS)
 
-test-verl-vllm: .venv-verl-vllm/.stamp ## train with verl and its own vLLM servers on this CPU
+test-verl-vllm: .venv-verl-vllm/.stamp ## train with verl and its own vLLM servers on this CPU (written, not run yet)
 	.venv-verl-vllm/bin/python -m pytest -W default tests/hosts/engines/test_verl_vllm.py -s $(ARGS)
 
 test-verl: .venv-verl/.stamp ## run our conversations in verl on a local Ray, and compare rows and updates
