@@ -6,7 +6,7 @@ import pytest
 
 from trialogue import Call, Domain, Reward, find_domain
 from trialogue.score.check import to_conversation
-from trialogue.score.mistakes import HELP, WHAT, Kind, count_mistakes, find_mistakes
+from trialogue.score.mistakes import HELP, WHAT, Kind, count_mistakes, find_mistakes, list_made
 from trialogue.score.reward import grade
 from trialogue.trajectory import End, Trajectory
 from trialogue.world.scaffold import write_domain
@@ -73,3 +73,25 @@ def test_what_is_solved_is_no_mistake_and_the_most_frequent_comes_first(bakery: 
     assert [(each["kind"], each["conversations"]) for each in counted] == [("refused", 3), ("copied", 1)]
     assert counted[0]["families"] == {"cancel": 2, "move": 1}
     assert WHAT.keys() == HELP.keys()
+
+
+def test_calls_of_several_messages_may_have_the_same_id(bakery: Domain) -> None:
+    """A look-up that fails later does not make the change before it a refused one."""
+    later = [*cancel("A102"), Call(name="cancel_order", arguments={"order_id": "A999"})]
+    item = hold(bakery, "cancel-3", later, "It is done.")
+    same = [
+        turn.model_copy(
+            update={
+                "message": turn.message.model_copy(
+                    update={
+                        "tool_calls": tuple(
+                            call.model_copy(update={"id": "call_0"}) for call in turn.message.tool_calls
+                        ),
+                        "tool_call_id": "call_0" if turn.message.role == "tool" else None,
+                    }
+                )
+            }
+        )
+        for turn in item.turns
+    ]
+    assert [made[2] for made in list_made(item.model_copy(update={"turns": tuple(same)}))] == [False, True]

@@ -1,5 +1,7 @@
 """A rule-based user who speaks in more ways than its author wrote."""
 
+import re
+
 from trialogue import RolloutSettings, find_domain, find_model, rollout
 from trialogue.score.reward import grade
 from trialogue.talk.agenda import Agenda
@@ -52,3 +54,15 @@ async def test_the_teacher_solves_reworded_tasks() -> None:
 def test_a_task_without_agenda_keeps_its_words() -> None:
     task = Task(id="plain", domain="shop", instructions="Cancel my order.")
     assert reword(task, 1) is task
+
+
+def test_no_wish_says_something_else() -> None:
+    """Neither a negation nor a value is lost."""
+    seen = 0
+    for task in find_domain("examples/car_rental").tasks("train", 300, 5):
+        for old, new in zip(read(task).wishes, read(reword(task, 1)).wishes, strict=True):
+            for before, after in zip(old.says, new.says, strict=True):
+                kept = re.findall(r"\b(?:not|no|never)\b|n't\b|\bR-\d{4}\b", before)
+                seen += len(kept)
+                assert all(word in after for word in kept), (before, after)
+    assert seen > 100

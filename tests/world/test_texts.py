@@ -11,7 +11,7 @@ from trialogue.messages import Message
 from trialogue.score.compliance import find_breaches
 from trialogue.trajectory import Turn
 from trialogue.world.policy_rules import Rule, never
-from trialogue.world.policy_speech import recites
+from trialogue.world.policy_speech import claims, recites
 from trialogue.world.speech import REPORTS, is_proposal, is_yes, split_sentences
 from trialogue.world.texts import Text, by_form, forget_texts, is_blind_to_digits, squash
 
@@ -71,3 +71,17 @@ def test_the_same_amount_many_times_is_no_recital() -> None:
 
     assert broken("1.00 and 1.00 and 1.00") == []
     assert broken("1.00 and 2.00 and 3.00") == ["it recites 3 amounts"]
+
+
+def test_a_claim_is_judged_by_its_own_digits() -> None:
+    heard: list[str] = []
+
+    def holds(_: object, words: str) -> bool:
+        heard.append(words)
+        return True
+
+    rule = Rule("true", "", never(claims(r"costs \d+", holds, ("costs",))))
+    for amount in (45, 67):
+        turn = Turn(side="agent", message=Message(role="assistant", content=f"It costs {amount}."))
+        assert find_breaches([rule], [turn]) == []
+    assert heard == ["costs 45", "costs 67"]

@@ -4,7 +4,7 @@ the teacher at desks that are drawn at random (worlds.py).
 
     python -m tools.tiny_base.generalist OUT [--minutes 120] [--start BASE]
 
-An experiment: the base of the package is still that of pretrain.py. The tokenizer has common words of service
+This is how `tiny-desk` is made. The tokenizer has common words of service
 desks and pairs of letters; the prompt names the tools. A second process holds the conversations. Worlds from
 `HELD_OUT` on measure a base (measure.py) and never train one.
 """

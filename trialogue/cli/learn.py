@@ -56,6 +56,10 @@ def learn_verb(
     words = [word for word in asked.to_words() if not word.startswith(("domain=", "seed="))]
     if wrong := [word for word in words if word.startswith(("run.", "tasks.split", "tasks.count"))]:
         raise click.UsageError(f"learn chooses {', '.join(wrong)} itself; leave it out")
+    if any(word.startswith(("learner.model=", "agent.model=")) for word in words):
+        raise click.UsageError(
+            "the model changes in the course: name the one to begin with by --model or --from"
+        )
     if asked.domain is None:
         raise click.UsageError("name a DOMAIN, such as shop (with --resume, too)")
     for path in filter(None, (begin, asked.resume)):
@@ -72,7 +76,10 @@ def learn_verb(
     )
     if asked.resume is None:
         make_room(course.directory)
-    again = f"trialogue learn {shlex.quote(course.domain)} --resume {shlex.quote(str(course.directory))}"
+    given = [course.domain, *words, f"--minutes={minutes:g}", f"--model={model}", f"--examples={examples}"]
+    given += [f"--seed={course.seed}"] if course.seed else []
+    given += [f"--from={begin}"] if begin else []
+    again = shlex.join(["trialogue", "learn", *given, f"--resume={course.directory}"])
     hold_course(partial(learn, course), course.directory, as_json, again)
 
 
@@ -100,7 +107,9 @@ def hold_course(
         with show_steps(quiet=as_json) as watch:
             summary = asyncio.run(hold(partial(echo, err=as_json), watch))
     except Stopped as stopped:
-        echo(f"{stopped}; go on with: {again}")
+        echo(f"{stopped}; go on with: {again}", err=as_json)
+        if as_json:
+            echo_json({"directory": str(directory), "state": "stopped"})
         return
     except KeyboardInterrupt:
         echo(f"stopped at once; go on with: {again}", err=True)

@@ -21,7 +21,9 @@ def find_model_folder(name: str) -> str:
     quieten()
     if name in BASES:
         if not (BASES[name] / "config.json").is_file():
-            raise ConfigError(f"the base is missing at {BASES[name]}; make it with `make base`")
+            raise ConfigError(
+                f"the base is missing at {BASES[name]}; tools/tiny_base in the repository makes it"
+            )
         return str(BASES[name])
     if name == "smollm2":
         return str(find_smollm2())

@@ -76,9 +76,9 @@ def find_mistakes(trajectories: Iterable[Trajectory], domain: Domain) -> list[Mi
 
 def find_reason(item: Trajectory, environment: Environment) -> tuple[Kind, str]:
     """The kind of the mistake that lost a conversation, and where it shows."""
-    if item.reward is None and item.end == "error":
+    if item.is_failed:
         return "failed", item.error or ""
-    made = _list_made(item)
+    made = list_made(item)
     for name, arguments, _ in made:
         if name not in environment.tools:
             return "malformed", f"there is no tool {name}"
@@ -98,15 +98,21 @@ def find_reason(item: Trajectory, environment: Environment) -> tuple[Kind, str]:
     return ("said", said.removeprefix("said: ")) if said is not None else ("other", why[0] if why else "")
 
 
-def _list_made(item: Trajectory) -> list[tuple[str, Any, bool]]:
-    """The agent's calls, each with whether it was refused."""
-    failed = {turn.message.tool_call_id: turn.failed for turn in item.turns if turn.message.role == "tool"}
-    return [
-        (call.name, call.arguments, failed.get(call.id, False))
-        for turn in item.turns
-        if turn.side == "agent"
-        for call in turn.message.tool_calls
-    ]
+def list_made(item: Trajectory) -> list[tuple[str, Any, bool]]:
+    """The agent's calls in their order, each with whether it was refused. Messages may use the same ids."""
+    made: list[tuple[str, Any, bool]] = []
+    waiting: dict[str | None, int] = {}
+    for turn in item.turns:
+        if turn.side != "agent":
+            continue
+        for call in turn.message.tool_calls:
+            waiting[call.id] = len(made)
+            made.append((call.name, call.arguments, False))
+        if turn.message.role == "tool" and turn.failed:
+            place = waiting.get(turn.message.tool_call_id)
+            if place is not None:
+                made[place] = (*made[place][:2], True)
+    return made
 
 
 def _compare_changes(

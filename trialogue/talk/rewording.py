@@ -7,7 +7,8 @@ tell any value and to put any wish, whatever the domain. Tasks that are evaluate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from trialogue.talk.agenda import Agenda, Fact, Phrases, Wish
@@ -48,6 +49,10 @@ _ALIKE = (
     ("Can I", "Could I", "May I", "Am I able to"),
 )
 """Beginnings of a wish that mean the same and are followed by the same words."""
+_WORD = re.compile(r"\w+")
+_NO = re.compile(
+    r"^(?:no|not|none|nothing|never|nobody|neither|nor|without|cannot)\b|n['’]t\b", re.IGNORECASE
+)
 _SHARE = 0.5
 """Share of a user's sentences that keep the author's words."""
 _DROPPED = 0.2
@@ -65,7 +70,7 @@ def reword(task: Task, seed: int) -> Task:
     changed = agenda.model_copy(
         update={
             "facts": {name: _reword_fact(name, fact, random) for name, fact in agenda.facts.items()},
-            "wishes": tuple(_reword_wish(wish, random) for wish in agenda.wishes),
+            "wishes": tuple(_reword_wish(wish, random, agenda.facts) for wish in agenda.wishes),
             "phrases": phrases.model_copy(update=_reword_phrases(phrases, random)),
         }
     )
@@ -80,13 +85,13 @@ def _reword_fact(name: str, fact: Fact, random: Random) -> Fact:
     return fact.model_copy(update={"says": tuple(text[:1].upper() + text[1:] for text in says)})
 
 
-def _reword_wish(wish: Wish, random: Random) -> Wish:
-    told = (fact.value for fact in wish.facts.values() if fact.value is not None)
-    values = {word for value in told for word in value.lower().split()}
+def _reword_wish(wish: Wish, random: Random, facts: Mapping[str, Fact]) -> Wish:
+    told = (fact.value for fact in (*facts.values(), *wish.facts.values()) if fact.value is not None)
+    values = {word for value in told for word in _WORD.findall(value.lower())}
     changed = {
         "says": tuple(_reword_sentence(text, random, values) for text in wish.says),
         "facts": {name: _reword_fact(name, fact, random) for name, fact in wish.facts.items()},
-        "instead": _reword_wish(wish.instead, random) if wish.instead is not None else None,
+        "instead": _reword_wish(wish.instead, random, facts) if wish.instead is not None else None,
     }
     return wish.model_copy(update=changed)
 
@@ -99,18 +104,20 @@ def _reword_sentence(text: str, random: Random, values: set[str]) -> str:
         if begin is not None and random.random() < _SHARE:
             text = random.choice(alike) + text[len(begin) :]
     first, comma, second = text.rstrip(".").partition(", ")
-    if comma and text.endswith(".") and random.random() < _SHARE:
+    is_plain = not first.startswith("I") and not any(_is_kept(word, values) for word in text.split())
+    if comma and is_plain and text.endswith(".") and random.random() < _SHARE:
         text = f"{second[:1].upper()}{second[1:]}, {first[:1].lower()}{first[1:]}."
     if random.random() < _SHARE:
-        text = " ".join(
-            word for word in text.split() if _is_value(word, values) or random.random() > _DROPPED
-        )
+        text = " ".join(word for word in text.split() if _is_kept(word, values) or random.random() > _DROPPED)
     return f"{text} {random.choice(_AFTER)}".strip()
 
 
-def _is_value(word: str, values: set[str]) -> bool:
-    """Whether a word is part of a value, which has to be said."""
-    return any(sign.isdigit() for sign in word) or word.strip(".,:;?!").lower() in values
+def _is_kept(word: str, values: set[str]) -> bool:
+    """Whether a word is part of a value, or says no: without it something else would be said."""
+    pieces = _WORD.findall(word.lower())
+    return (
+        any(sign.isdigit() for sign in word) or _NO.search(word) is not None or not values.isdisjoint(pieces)
+    )
 
 
 def _reword_phrases(phrases: Phrases, random: Random) -> dict[str, tuple[str, ...]]:

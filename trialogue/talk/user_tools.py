@@ -140,10 +140,10 @@ def _find_value(sentence: str, name: str, shape: Mapping[str, Any], facts: Mappi
             is_on, is_off = _ON.search(sentence) is not None, _OFF.search(sentence) is not None
             return is_on if is_on != is_off else None
         case "integer" | "number":
-            number = re.search(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", sentence)
-            if number is None:
+            number = re.search(r"(?<![\w.-])-?\d{1,15}(?:\.\d{1,15})?(?!\w|\.\d)", sentence)
+            if number is None or (shape["type"] == "integer" and "." in number[0]):
                 return None
-            return int(float(number[0])) if shape["type"] == "integer" else float(number[0])
+            return int(number[0]) if shape["type"] == "integer" else float(number[0])
         case "string":
             quoted = re.search(r"[\"“]([^\"”]+)[\"”]|(?<!\w)'([^']+)'(?!\w)", sentence)
             return (quoted[1] or quoted[2]) if quoted else facts.get(name)
