@@ -71,7 +71,7 @@ class Owner:
     async def reply(self, turns, tools):
         self.asked += 1
         if self.asked <= ASKS[self.family]:
-            return Reply("Paint it.")
+            return Reply("Paint it.", has_patience=True)  # says when it has enough
         if self.family == "gone":
             raise ModelError("the line is dead")
         return Reply("###STOP###")
